@@ -62,7 +62,8 @@ class AnswerEnding:
         if not self.is_known(end):
             yield from note_answer_end(self._context, self._presentation, end)
 
-    def _follow(self) -> Flow[None]:
+    def following(self) -> Flow[None]:
+        """Return the flow that goes on with the purchase at the next hop. Raises ``LedgerUnavailable``."""
         self._context.cut_off.discard(self._presentation)
         self._context.in_flight[self._presentation] = self._purchase
         if self._was_lost or self.redirect is None or not self.redirect.was_followed:
@@ -76,12 +77,12 @@ class AnswerEnding:
         Where the ledger cannot be written, it is open in memory alone.
         """
         with suppress(LedgerUnavailable):
-            run(self._follow(), self._shell)
+            run(self.following(), self._shell)
 
     async def afollow(self) -> None:
         """Do the same, awaited."""
         with suppress(LedgerUnavailable):
-            await run_async(self._follow(), self._shell)
+            await run_async(self.following(), self._shell)
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""

@@ -9,6 +9,9 @@ def test_run_31338_holds():
         400,
         off=frozenset(
             [
+                "redirects",
+                "rpc_elsewhere",
+                "rpc_lies",
                 "again",
                 "cancel_tx",
                 "cancelled",
@@ -45,7 +48,7 @@ def test_run_31338_holds():
         ),
         kept=(173, 203),
         store="memory",
-        version=2,
+        version=3,
         flavour="mixed",
     )
     assert play(case).violations == []

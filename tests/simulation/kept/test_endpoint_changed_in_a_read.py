@@ -3,6 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
+redirects rpc_elsewhere rpc_lies
 again cancel_tx cancelled censor close closing cut delayed late lost offers power reorg rpc_down
 rpc_lag rpc_limit rpc_nonsense signer slow_chain twist wrapped
 """
@@ -20,7 +21,7 @@ def test_run_5020_holds():
         off=frozenset(OFF.split()),
         kept=tuple(map(int, KEPT.split())),
         store="memory",
-        version=2,
+        version=3,
         flavour="mixed",
     )
     assert play(case).violations == []

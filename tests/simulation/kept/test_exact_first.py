@@ -9,6 +9,9 @@ def test_run_31396_holds():
         400,
         off=frozenset(
             [
+                "redirects",
+                "rpc_elsewhere",
+                "rpc_lies",
                 "again",
                 "cancel_tx",
                 "cancelled",
@@ -41,7 +44,7 @@ def test_run_31396_holds():
         ),
         kept=(4, 16, 67, 143, 314, 320, 321, 332, 343, 361, 363, 378),
         store="memory",
-        version=2,
+        version=3,
         flavour="mixed",
     )
     assert play(case).violations == []

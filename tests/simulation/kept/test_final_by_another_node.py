@@ -3,6 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
+redirects rpc_elsewhere rpc_lies
 again away cancel_tx cancelled censor clock close closing crash delayed disk_full doubled late
 ledger no_logs offers outside owner power rpc_down rpc_limit rpc_nonsense signer slow_chain stalled
 wrapped
@@ -16,6 +17,12 @@ KEPT = """
 
 def test_run_274755949603_holds():
     case = Case(
-        274755949603, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="fleet", version=2
+        274755949603,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="fleet",
+        version=3,
+        flavour="forks",
     )
     assert play(case).violations == []

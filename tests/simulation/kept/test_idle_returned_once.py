@@ -3,6 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
+redirects rpc_elsewhere rpc_lies
 again away cancel_tx cancelled censor clock close closing crash cut delayed disk_full doubled elsewhere
 late ledger lost no_logs outside power reorg rpc_fork rpc_hops rpc_lag rpc_limit rpc_nonsense signer
 slow_chain stalled twist unsent wrapped
@@ -19,7 +20,7 @@ def test_run_668977895650_holds():
         off=frozenset(OFF.split()),
         kept=tuple(map(int, KEPT.split())),
         store="fleet",
-        version=2,
+        version=3,
         flavour="mixed",
     )
     assert play(case).violations == []

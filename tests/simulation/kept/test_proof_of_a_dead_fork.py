@@ -3,6 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
+redirects rpc_elsewhere rpc_lies
 again cancel_tx censor clock close closing crash cut disk_full late ledger no_logs owner power
 rpc_down rpc_lag rpc_limit slow_chain twist
 """
@@ -19,7 +20,7 @@ def test_run_766184976151_holds():
         off=frozenset(OFF.split()),
         kept=tuple(map(int, KEPT.split())),
         store="memory",
-        version=2,
+        version=3,
         flavour="midnight",
     )
     assert play(case).violations == []

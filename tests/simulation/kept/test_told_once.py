@@ -3,6 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
+redirects rpc_elsewhere rpc_lies
 again cancel_tx cancelled censor clock close closing crash cut disk_full doubled elsewhere late
 ledger lost no_logs offers owner reorg rpc_down rpc_fork rpc_hops rpc_lag rpc_limit rpc_nonsense
 signer stalled twist unsent
@@ -20,7 +21,7 @@ def test_run_264471399055_holds():
         off=frozenset(OFF.split()),
         kept=tuple(map(int, KEPT.split())),
         store="memory",
-        version=2,
+        version=3,
         flavour="mixed",
     )
     assert play(case).violations == []

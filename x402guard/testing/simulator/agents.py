@@ -18,6 +18,7 @@ from x402guard.flow.effects import Flow, PeekBody, Reply, Send
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
+from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer
 from x402guard.http.guarded import metered_request
 from x402guard.ledger.authorize import Refusal
@@ -43,6 +44,8 @@ INPUT_NANOS: Final = 2_500
 OUTPUT_NANOS: Final = 10_000
 """The prices of the simulated model, in nano-dollars a token."""
 
+REDIRECTED: Final = 303
+_HOP_MS: Final = (0, 0, 1, 20, 500, 8_000, 70_000)
 _EMPTY: Final = hashlib.sha256(b"").hexdigest()
 _LLM: Final = {
     "answers": 12,
@@ -130,22 +133,29 @@ class Agents:
 
     def _reads(self, bought: _Bought, receipt: Receipt) -> None:
         """Read the body of the paid answer: to its end, or until it breaks."""
-        want, context, draws, world = bought.want, bought.context, bought.draws, self._world
-        process, guard, status = bought.agent.process, bought.agent.process.guard, bought.shopping.status
+        context, draws, world = bought.context, bought.draws, self._world
+        guard, status, broke = bought.agent.process.guard, bought.shopping.status, bought.shopping.broke
         if guard is None:
             return
-        broke = bought.shopping.broke
         ending = AnswerEnding(context, receipt, guard.shell, success=succeeded(status), broke=broke)
         end: AnswerEnd = "whole"
         if world.goes_wrong("cut", 0.12, draws):
             end = "cut"
         elif world.goes_wrong("late", 0.03, draws) and receipt.delivery == Delivery.OPEN:
             end = "late"
+        if status == REDIRECTED and end == "whole":
+            self._follows(bought, receipt, ending)
+        else:
+            self._ends(bought, receipt, ending, end, had=end == "whole" and succeeded(status) and not broke)
+
+    def _ends(self, bought: _Bought, receipt: Receipt, ending: AnswerEnding, end: AnswerEnd, *, had: bool) -> None:
+        """Let an answer come to its end in a while. *had*: its caller has the goods then."""
+        want, context, draws, world = bought.want, bought.context, bought.draws, self._world
+        process, guard = bought.agent.process, bought.agent.process.guard
 
         def reads() -> bool:
-            if process.guard is not guard:
+            if guard is None or process.guard is not guard:
                 return False  # it has died meanwhile
-            had = end == "whole" and succeeded(status) and not broke
             signed = self._books.signed[receipt.hold_id]
             (signed.read_by.add if had else signed.read_by.discard)(receipt.presented)
             signed.cut_in = None if had else guard
@@ -164,6 +174,62 @@ class Agents:
             return True
 
         world.after(draws.pick((0, 0, 1, 50, 2_000, 40_000)), reads)
+
+    def _follows(self, bought: _Bought, receipt: Receipt, redirect: AnswerEnding) -> None:
+        """Read a redirect, and go on to what it leads to, or not: the agent's own code may come between."""
+        world, process, guard = self._world, bought.agent.process, bought.agent.process.guard
+        draws = world.draws("follows", receipt.hold_id, receipt.presented, world.time.ms)
+        redirect.is_followed = lambda: True
+
+        def reads() -> bool:
+            if guard is None or process.guard is not guard:
+                return False
+            process.run(lambda: note_answer(redirect, "whole"))
+            if not world.goes_wrong("cut", 0.1, draws):
+                world.after(draws.pick(_HOP_MS), follows)
+            return True
+
+        def follows() -> bool:
+            if guard is None or process.guard is not guard:
+                return False
+            paid = replace(receipt, delivery=str(Delivery.OPEN))
+            ending = AnswerEnding(bought.context, paid, guard.shell, success=True, broke=False)
+            ending.redirect = redirect
+            self._hops(bought, receipt, ending, draws)
+            return True
+
+        world.after(draws.pick(_HOP_MS), reads)
+
+    def _hops(self, bought: _Bought, receipt: Receipt, ending: AnswerEnding, draws: Draws) -> None:
+        """Send one hop: it brings the result, fails, or leads on."""
+        world, process, guard = self._world, bought.agent.process, bought.agent.process.guard
+
+        def arrives() -> bool:
+            if process.guard is not guard:
+                return False
+            if world.goes_wrong("lost", 0.25, draws):
+                process.run(ending.lost)
+            elif world.goes_wrong("redirects", 0.2, draws):
+                process.run(ending.gone)
+                world.after(draws.pick(_HOP_MS), leads_on)
+            else:
+                end: AnswerEnd = "cut" if world.goes_wrong("cut", 0.12, draws) else "whole"
+                self._ends(bought, receipt, ending, end, had=end == "whole")
+            return True
+
+        def leads_on() -> bool:
+            if process.guard is guard:
+                self._hops(bought, receipt, ending, draws)
+            return process.guard is guard
+
+        def begun(_value: None, error: BaseException | None) -> None:
+            if isinstance(error, KeyboardInterrupt):
+                process.run(ending.lost)
+            else:
+                world.after(draws.pick(_HOP_MS), arrives)
+
+        flow, own = ending.following(), Draws(draws.bits64())
+        self._tasks.begin("answer", flow, process, own, context=bought.context, want=bought.want, on_end=begun)
 
     def _writes(self, ending: AnswerEnding, end: AnswerEnd, bought: _Bought) -> None:
         """Write how a body ended, as its transport does in a ledger that may be away."""

@@ -10,7 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.world import FAULTS
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Counts the changes that make an old seed another run."""
 
 DEFAULT_LENGTH: Final = 400
@@ -25,16 +25,17 @@ STIMULI: Final[Mapping[str, int]] = {
 }  # fmt: skip
 """What may happen next, and how often."""
 
-Flavour = Literal["mixed", "dense", "midnight", "nodes", "forks", "away"]
+Flavour = Literal["mixed", "dense", "midnight", "nodes", "forks", "away", "remainders"]
 """What a run looks for. Most faults are rare where everything happens.
 
 ``dense``: many wants and large budgets; ``midnight``: a small budget a day, as the day ends; ``nodes``: one endpoint that
 limits and forgets, and many cancellations; ``forks``: three endpoints that disagree, and many blocks that are undone;
-``away``: a ledger that often cannot be written, and processes that end meanwhile.
+``away``: a ledger that often cannot be written, and processes that end meanwhile; ``remainders``: what an ``upto`` has
+left is used before its block is final, as the day ends, and blocks are undone.
 """
 
 _FLAVOURS: Final[Mapping[Flavour, int]] = {
-    "mixed": 16, "dense": 20, "midnight": 18, "nodes": 18, "forks": 14, "away": 14,
+    "mixed": 16, "dense": 20, "midnight": 18, "nodes": 18, "forks": 14, "away": 14, "remainders": 8,
 }  # fmt: skip
 _FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
     "mixed": {},
@@ -42,6 +43,7 @@ _FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
     "midnight": {"reorg": True, "owner": False, "closing": False},
     "nodes": {"no_logs": True, "cancel_tx": True, "rpc_limit": True, "owner": False},
     "forks": {"reorg": True, "rpc_fork": True, "rpc_lag": True, "rpc_hops": True, "outside": True, "rpc_down": False},
+    "remainders": {"reorg": True, "twist": True, "owner": False, "closing": False},
     "away": {"away": True, "ledger": True, "disk_full": True, "crash": True, "close": True, "lost": True},
 }
 _MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
@@ -51,6 +53,7 @@ _MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
     "nodes": {"buys": 2, "cancels": 12, "endpoint": 3},
     "forks": {"reorg": 3, "endpoint": 4, "outside": 3, "resends": 4, "compares": 3},
     "away": {"calls": 4, "disk_full": 15, "crash": 4, "closes": 4},
+    "remainders": {"buys": 3, "reorg": 8, "resends": 6, "opens": 2, "dusk": 12},
 }
 
 _GAPS_MS: Final = (0, 0, 0, 0, 1, 5, 20, 100, 500, 1_000, 3_000, 8_000, 20_000)
@@ -129,7 +132,7 @@ class Case:
         weights["buys"] += STIMULI["buys"] // 2
         weights |= {what: weights[what] * times for what, times in _MORE[self.plays].items()}
         idle, slow = draws.chance(0.4), draws.chance(0.5)
-        if self.plays == "midnight":
+        if self.plays in ("midnight", "remainders"):
             idle = slow = False
         else:
             del weights["dusk"]

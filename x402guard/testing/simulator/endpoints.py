@@ -1,4 +1,4 @@
-"""JSON-RPC endpoints of the model chain: they lag, stand on a dead fork, answer nonsense, limit, or are down.
+"""JSON-RPC endpoints of the model chain: they lag, stand on a dead fork, answer nonsense, limit, lie, or are down.
 
 ``SimRpc`` stands in for ``JsonRpc`` below the real chain reader, which decodes its calldata, logs and blocks.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from eth_abi.abi import encode
@@ -29,7 +29,11 @@ _NONSENSE: Final[Sequence[Any]] = (None, "", "0x", "yes", -1, {}, True, "0x" + "
 
 @dataclass(slots=True)
 class Endpoint:
-    """One endpoint. ``lag`` is in blocks; ``fork`` is the blocks that it stands on since it left the network."""
+    """One endpoint. ``lag`` is in blocks; ``fork`` is the blocks that it stands on since it left the network.
+
+    ``led_to`` is the blocks of another chain, where nothing was ever paid; they grow. It says which chain that is, unless
+    it ``lies``.
+    """
 
     lag: int = 0
     fork: list[SimBlock] | None = None
@@ -37,10 +41,19 @@ class Endpoint:
     limited: bool = False
     nonsense: float = 0.0
     no_logs: bool = False
+    led_to: list[SimBlock] | None = None
+    lies: bool = False
 
     def heal(self) -> None:
         """Make it honest, complete and up to date."""
-        self.lag, self.fork, self.down, self.limited, self.nonsense, self.no_logs = 0, None, False, False, 0.0, False
+        well = Endpoint()
+        for each in fields(self):
+            setattr(self, each.name, getattr(well, each.name))
+
+    def lead_away(self, *, lies: bool) -> None:
+        """Let it answer from another chain."""
+        self.heal()
+        self.led_to, self.lies = [], lies
 
     @property
     def is_well(self) -> bool:
@@ -62,6 +75,7 @@ class SimRpc(JsonRpc):
         self.network = network
         self._chain, self._endpoints, self._draws = chain, endpoints, draws
         self._first = 0
+        self._right: set[int] = set()
         self._pinned: int | None = None
         self.hops = 0.0
         self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
@@ -91,7 +105,8 @@ class SimRpc(JsonRpc):
 
     @override
     def check_chain(self) -> None:
-        """Do nothing: no endpoint here is ever led to another chain."""
+        self._right.discard(self._first if self._pinned is None else self._pinned)
+        self._node()
 
     @override
     def close(self) -> None:
@@ -110,10 +125,19 @@ class SimRpc(JsonRpc):
             self._first = self._first if hop is None else hop
             turns = self._in_turn()
         for at in turns:
-            if not self._endpoints[at].down:
+            node = self._endpoints[at]
+            if not node.down:
+                self._note_chain(at, node)
                 self._first = at
-                return self._endpoints[at]
+                return node
         raise ChainUnreadable("no endpoint answers")
+
+    def _note_chain(self, at: int, node: Endpoint) -> None:
+        """Ask an endpoint once which chain it serves, as the client does; it has served the right one before."""
+        if at not in self._right:
+            if node.led_to is not None and not node.lies:
+                raise ChainUnreadable(f"chains[{self.network!r}]: the endpoint serves another chain")
+            self._right.add(at)
 
     def _limits(self, node: Endpoint) -> None:
         """Answer as a node over its rate limit does: with an error that says nothing about the question."""
@@ -142,6 +166,8 @@ class SimRpc(JsonRpc):
         return 1 << (nonce & 0xFF) if nonce is not None and self._used_upto(node, nonce, upto) else 0
 
     def _used_upto(self, node: Endpoint, nonce: int, upto: int) -> bool:
+        if node.led_to is not None:
+            return False
         if node.fork is not None:
             return any(nonce in block.used for block in node.fork[: upto + 1])
         number = self._chain.used.get(nonce)
@@ -151,6 +177,10 @@ class SimRpc(JsonRpc):
         if node.fork is not None:
             return node.fork
         blocks = self._chain.blocks
+        if node.led_to is not None:
+            for each in blocks[len(node.led_to) :]:
+                node.led_to.append(SimBlock(each.number, f"0x{each.number:064x}", each.time))
+            return node.led_to
         return blocks[: max(1, len(blocks) - node.lag)] if node.lag else blocks
 
     def _upto(self, node: Endpoint, block: Any) -> int:
@@ -190,6 +220,8 @@ class SimRpc(JsonRpc):
 
     def _found(self, node: Endpoint, transaction: str) -> tuple[SimBlock, Transaction] | None:
         wanted = transaction.lower()
+        if node.led_to is not None:
+            return None
         if node.fork is None:
             number = self._chain.places.get(wanted)
             places = [] if number is None else self._blocks(node)[number : number + 1]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from x402guard.flow.effects import Reply
+from x402guard.frozen import replace
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.market import SELLERS_WORDS, Answer, Seller, Selling, Signed, Visit, encoded
 
@@ -30,10 +31,12 @@ class HostileSeller(Seller):
     Args:
         draws: the stream of how often it does what.
         offers: how many in a thousand of its offers are odd.
+        redirects: some of its answers to payments lead to the place of the result.
     """
 
-    def __init__(self, draws: Draws, payee: str = "", *, offers: int = 0) -> None:
+    def __init__(self, draws: Draws, payee: str = "", *, offers: int = 0, redirects: bool = False) -> None:
         super().__init__(payee)
+        self._redirects = redirects
         self.sales = {sale: 1 + draws.below(1 + draws.below(60)) for sale in SALES}
         self.sales["honest"] += 120
         self._odd = offers
@@ -56,7 +59,10 @@ class HostileSeller(Seller):
         self.seen.append(f"sale {sale}")
         if visit.taken is not None and visit.draws.chance(0.4):
             return _nonce_used(visit)  # as facilitators answer an authorization that was taken
-        return (yield from self._sales(sale)(visit))
+        answer = yield from self._sales(sale)(visit)
+        if self._redirects and answer.reply.status == 200 and not visit.calm and visit.draws.chance(0.25):
+            return replace(answer, reply=Reply(303, (*answer.reply.headers, ("location", "/result"))))
+        return answer
 
     def _sales(self, sale: str) -> Callable[[Visit], Selling]:
         special: dict[str, Callable[[Visit], Selling]] = {

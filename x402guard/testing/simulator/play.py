@@ -24,6 +24,7 @@ from x402guard.testing.simulator.case import Case, Stimulus
 from x402guard.testing.simulator.chain import Transaction
 from x402guard.testing.simulator.disk import SimMemory
 from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.endpoints import Endpoint
 from x402guard.testing.simulator.late import SimLateWrites
 from x402guard.testing.simulator.ledgers import WatchedStore
 from x402guard.testing.simulator.machine import Agent, Machine, SimOutbox, SimProcess
@@ -433,6 +434,9 @@ class Play:
     def _endpoint(self, draws: Draws) -> None:
         self.world.endpoint_changes += 1
         endpoint, mix = draws.pick(self.world.endpoints), self.world.goes_wrong
+        liar = next((each for each in self.world.endpoints if each.lies), endpoint)
+        if liar is not endpoint:
+            return  # beside one that lies, the others tell the truth
         how = draws.pick(("down", "lag", "fork", "nonsense", "limit", "logs", "heals", "heals", "heals", "heals"))
         if how == "heals":
             endpoint.heal()
@@ -448,6 +452,18 @@ class Play:
             endpoint.limited = True
         elif how == "logs" and mix("no_logs", 1, draws):
             endpoint.no_logs = True
+        if how != "heals":
+            self._lead_away(endpoint, draws)
+
+    def _lead_away(self, endpoint: Endpoint, draws: Draws) -> None:
+        """Let an endpoint answer from another chain. It does not say so only where another one tells the truth."""
+        if self.world.goes_wrong("rpc_elsewhere", 0.2, draws):
+            endpoint.lead_away(lies=False)
+        others = [each for each in self.world.endpoints if each is not endpoint]
+        if others and self.world.goes_wrong("rpc_lies", 0.2, draws):
+            for other in others:
+                other.heal()
+            endpoint.lead_away(lies=True)
 
     def _dusk(self, draws: Draws) -> None:
         """Let time pass until shortly before midnight."""

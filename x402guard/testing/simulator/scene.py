@@ -29,6 +29,7 @@ _SCHEMES: Final[Mapping[Flavour, Sequence[str]]] = {
     "mixed": ("exact", "exact", "v1", "permit2", "upto"),
     "dense": ("exact", "v1", "permit2", "permit2", "upto", "upto"),
     "midnight": ("exact", "exact", "v1", "permit2", "upto"),
+    "remainders": ("upto", "upto", "upto", "exact"),
     "nodes": ("exact", "permit2", "permit2", "upto", "upto"),
     "forks": ("exact", "exact", "v1", "permit2", "upto"),
     "away": ("exact", "exact", "v1", "permit2", "upto"),
@@ -37,11 +38,13 @@ _PRICES: Final[Mapping[Flavour, Sequence[int]]] = {
     "mixed": (1_000, 10_000, 10_000, 20_000, 50_000, 100_000, 7_777),
     "dense": (1_000, 10_000, 10_000, 50_000, 7_777),
     "midnight": (10_000, 20_000, 50_000, 100_000),
+    "remainders": (20_000, 50_000, 100_000),
     "nodes": (1_000, 10_000, 7_777),
     "forks": (1_000, 5_000, 10_000, 10_000, 50_000),
     "away": (1_000, 10_000, 20_000, 50_000),
 }
 
+_EXPOSURES: Final[Mapping[Flavour, Sequence[str | None]]] = {"remainders": ("$0.02", "$0.10", "$1.00")}
 _ENDPOINTS: Final[Mapping[Flavour, int]] = {"nodes": 1, "forks": 3}
 
 
@@ -85,7 +88,7 @@ class Scene:
 def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, trace: list[str] | None) -> Scene:
     """Return the scene of a run. *sellers* and *policy* take the place of the drawn ones, if they are given."""
     draws = Draws.named(case.seed, "scene")
-    dense, midnight = case.plays == "dense", case.plays == "midnight"
+    dense, midnight = case.plays == "dense", case.plays in ("midnight", "remainders")
     mix = case.mix()
     time = TrueTime(_BEGAN_MS - draws.pick((20, 60, 120) if midnight else (30, 120, 400, 3_600, 40_000)) * 1_000)
     network = draws.pick(("eip155:84532", "eip155:84532", "eip155:8453"))
@@ -126,7 +129,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
 def _pace(draws: Draws, flavour: Flavour) -> tuple[int, int]:
     """Return the depth of finality in blocks, and the seconds between two blocks."""
     depth, block_s = draws.pick((0, 1, 2, 3, 6, 12, 64)), draws.pick((2, 2, 6, 12))
-    if flavour == "midnight":
+    if flavour in ("midnight", "remainders"):
         return 12, 12
     if flavour == "dense" and depth > 1:
         return 64, 12
@@ -147,7 +150,7 @@ def _policy(draws: Draws, network: str, flavour: Flavour) -> Policy:
         return Policy(
             per_payment_cap=None, networks=[network], loop=None, spike=None, velocity=None, bulkhead=None, breaker=None,
             max_lifetime_s=30 if flavour == "nodes" else draws.pick((30, 60, 120, 300)), upto_at_ceiling=draws.pick(("warn", "refuse")),
-            soft_limits=(0.5, 0.9), reorg_exposure=draws.pick((None, None, "$0.02", "$1.00")),
+            soft_limits=(0.5, 0.9), reorg_exposure=draws.pick(_EXPOSURES.get(flavour, (None, None, "$0.02", "$1.00"))),
         )  # fmt: skip
     asks = Rule(name="dear", action="ask", above="$0.04", approvers=draws.pick((1, 2)))
     return Policy(
@@ -165,7 +168,8 @@ def _policy(draws: Draws, network: str, flavour: Flavour) -> Policy:
 
 def _seller(case: Case, number: int, draws: Draws) -> Seller:
     own = Draws.named(case.seed, "seller", number)
-    return HostileSeller(own, offers=draws.pick((0, 30, 200)) if case.mix()["offers"] else 0)
+    mix = case.mix()
+    return HostileSeller(own, offers=draws.pick((0, 30, 200)) if mix["offers"] else 0, redirects=mix["redirects"])
 
 
 def _want(number: int, draws: Draws, sellers: Sequence[Seller], flavour: Flavour) -> Want:

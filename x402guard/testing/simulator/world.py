@@ -18,7 +18,7 @@ FAULTS: Final = (
     "cancelled", "stalled", "ledger", "disk_full", "power", "crash", "close", "unsent", "lost", "delayed", "doubled", "cut",
     "late", "signer", "slow_chain", "rpc_down", "rpc_lag", "rpc_fork", "rpc_nonsense", "rpc_limit", "rpc_hops", "no_logs",
     "reorg", "twist", "censor", "clock", "wrapped", "cancel_tx", "outside", "owner", "closing", "again", "elsewhere",
-    "offers", "away",
+    "offers", "away", "rpc_elsewhere", "rpc_lies", "redirects",
 )  # fmt: skip
 """Everything that can go wrong or be odd. Each run draws its own mix."""
 
