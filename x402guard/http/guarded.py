@@ -304,7 +304,7 @@ class Guarded:
                 logical.follows = AnswerEnding(context, paid, shell, success=True, broke=False)
                 logical.follows.redirect, note_end.is_followed = note_end, partial(is_followed, weakref.ref(response))
         elif logical.follows is not None:
-            note_end = logical.arrived(response, whole=handed is None)
+            note_end = logical.arrived(response)
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt

@@ -101,12 +101,12 @@ class LogicalRequest:
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
         self._done = not response.has_redirect_location and not self._challenged
 
-    def arrived(self, response: httpx.Response, *, whole: bool) -> AnswerEnding | None:
+    def arrived(self, response: httpx.Response) -> AnswerEnding | None:
         """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
 
-        Then it is lost, unless a next hop follows. An answer that is not *whole* in itself, a metered one, is not it.
+        Then it is lost, unless a next hop follows.
         """
-        follows, delivers = self.follows, whole and succeeded(response.status_code)
+        follows, delivers = self.follows, succeeded(response.status_code)
         if follows is None or (delivers and not response.has_redirect_location):
             self.follows, self._arrives = None, follows
             return follows

@@ -1,5 +1,6 @@
 """The answer to a payment redirects to what was paid for: the purchase is open until that has come."""
 
+import json
 from contextlib import suppress
 from itertools import product
 
@@ -7,6 +8,7 @@ import anyio
 import httpx
 import pytest
 
+from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required
 from tests.support.refusals import Chunks, fetch
 from x402guard import GuardedTransport, PolicyDenied, SettlementUncertain
@@ -21,6 +23,7 @@ class Place:
 
     def __init__(self, status=303, body="short", hops=1):
         self.status, self.body, self.hops, self.result, self.at = status, body, hops, None, ""
+        self.led_to = ""
         self.shop = Shop(self._terms, paid=self._paid)
         self.seen = []
 
@@ -29,7 +32,9 @@ class Place:
 
     def _led(self, to, headers=()):
         content = {"stream": Chunks(b"see", b"other")} if self.body == "streamed" else {"content": b"see other"}
-        return httpx.Response(self.status, headers={**dict(headers), "location": f"{self.at}/after/{to}"}, **content)
+        return httpx.Response(
+            self.status, headers={**dict(headers), "location": self.led_to or f"{self.at}/after/{to}"}, **content
+        )
 
     def _terms(self, request):
         if not request.url.path.startswith("/after"):
@@ -195,6 +200,34 @@ def test_another_purchase_between_two_hops_leaves_the_first_one_open(mode, body,
         assert set(ended) == {Delivery.DONE}
         assert not guard.context.in_flight
         assert not guard.context.cut_off
+
+
+@MODES
+@pytest.mark.parametrize("body", ["short", "streamed"])
+def test_a_metered_call_behind_a_redirect_is_what_was_paid_for(mode, body):
+    """A gateway takes a payment for each call, and leads to the model, whose provider bills the owner."""
+    whole, broken = json.dumps(completion()).encode(), []
+
+    def answers(request):
+        if request.url.host == "api.openai.com":
+            fails = broken.pop() if broken else None
+            return httpx.Response(200, stream=Chunks(whole[:9], *([] if fails else [whole[9:]]), error=fails))
+        return required(url=str(request.url))
+
+    place = Place(307, body)
+    place.led_to, place.shop = CHAT, Shop(answers, paid=place._paid)
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        asks = {"url": "https://gateway.example/v1/chat", "method": "POST", "json": ask(), "follow_redirects": True}
+        for number in (1, 2):
+            assert fetch(mode, session, place.shop, **asks).status_code == 200
+            assert len(place.shop.nonces) == number
+        broken.append(lambda: httpx.ReadError("cut"))
+        with pytest.raises(httpx.ReadError):
+            fetch(mode, session, place.shop, **asks)
+        assert fetch(mode, session, place.shop, **asks).status_code == 200
+        assert len(place.shop.nonces) == 3
+        kept = [guard.shell.store.hold(each).delivery for each in guard.shell.store.unsettled(0)]
+        assert set(kept) == {Delivery.DONE}
 
 
 @MODES
