@@ -37,6 +37,7 @@ HTTPX2: Final = Library(
     sync_stream=_same(httpx2.SyncByteStream),
     async_stream=_same(httpx2.AsyncByteStream),
     undecodable=httpx2.DecodingError,
+    transport_error=httpx2.TransportError,
     unsent=(httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol),
     stock=(httpx2.HTTPTransport, httpx2.AsyncHTTPTransport),
     transports=(httpx2.BaseTransport, httpx2.AsyncBaseTransport),

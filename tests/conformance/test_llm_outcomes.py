@@ -39,7 +39,8 @@ def session():
 
 STATUSES = [
     *((status, completion(), USAGE) for status in (200, 201)),
-    *((status, b"", VOID) for status in (301, 302, 303, 304, 307, 308)),
+    *((status, b"", VOID) for status in (301, 304, 307, 308)),
+    *((status, b"", CEILING) for status in (302, 303)),  # a client gets the answer by a GET then
     *((status, ERROR, VOID) for status in (400, 401, 403, 404, 409, 413, 422, 429)),
     *((status, b"", VOID) for status in (400, 429)),
     *((status, body, CEILING) for status in (408, 499) for body in (ERROR, b"")),

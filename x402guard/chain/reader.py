@@ -176,7 +176,7 @@ class RpcChainReader:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
-            if first - 1 > final.number + _APART:
+            if after is not None and after > final.number + _APART:
                 raise ChainUnreadable(f"{first - 1} blocks are compared, and the last final one is {final.number}")
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
@@ -185,10 +185,10 @@ class RpcChainReader:
                 ]
                 upto = end
             rpc.check_chain()  # after it, so that the blocks of another chain are not taken for those of this one
-            known = {(each.transaction, each.log_index) for each in found}
+            known = {each.transaction for each in found}
             search = partial(outgoing_logs, token=token, payer=payer, first=first, last=upto)
             for other in rpc.others():
-                if _shows_more(search, other, known) or _is_far_behind(final, other, self._finality[network]):
+                if _shows_more(search, other, known) or _counts_otherwise(final, other, self._finality[network]):
                     raise ChainUnreadable("another endpoint shows other transfers of the wallet, or far fewer blocks")
             complete = upto >= final.number
             return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
@@ -328,9 +328,9 @@ def _gives_back(found: Finding, intent: Intent) -> bool:
 
 
 def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Finding]) -> bool:
-    """True if another node shows that more was taken, or may have been: it shows no reason why a nonce is used.
+    """True if another node shows that more was taken; or that a nonce is used, and not the cancellation that was found.
 
-    One that is behind, that keeps no logs, or cannot be read, is no witness.
+    One that is behind, or cannot be read, is no witness; and none that keeps no logs, against a Transfer that was found.
     """
     try:
         if isinstance(found, Unused):
@@ -338,32 +338,39 @@ def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[
         try:
             other = look(node)
         except _NotVisible:
-            return nonce_used(node, intent, "latest")
+            return isinstance(found, Cancelled) and nonce_used(node, intent, "latest")
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
     taken = found.amount_atomic if isinstance(found, Settled) else 0
-    return isinstance(other, Used) or (isinstance(other, Settled) and other.amount_atomic > taken)
+    if isinstance(other, Used):
+        return isinstance(found, Cancelled)
+    return isinstance(other, Settled) and other.amount_atomic > taken
 
 
 def _shows_more(
-    search: Callable[[JsonRpc], Iterator[tuple[int, list[Log]]]], node: JsonRpc, known: Collection[tuple[str, int]]
+    search: Callable[[JsonRpc], Iterator[tuple[int, list[Log]]]], node: JsonRpc, known: Collection[str]
 ) -> bool:
     """True if a node shows a Transfer out of the wallet that is not *known*. One that cannot be read is no witness."""
     try:
         shown = (log for _, logs in search(node) for log in logs)
-        return any((log.transaction, log.index) not in known for log in shown)
+        return any(log.transaction not in known for log in shown)
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
 
 
 _APART: Final = 1_000
-"""How many blocks the final ones of two endpoints may be apart: half an hour of a fast network."""
+_APART_S: Final = 600
+"""How many blocks the final ones of two endpoints of about the same time may be apart, and what counts as that, in seconds."""
 
 
-def _is_far_behind(final: Block, node: JsonRpc, finality: Finality) -> bool:
-    """True if a node's final block is far before *final*: one of both is wrong. One that cannot be read is no witness."""
+def _counts_otherwise(final: Block, node: JsonRpc, finality: Finality) -> bool:
+    """True if a node's final block is far before *final*, and not by its time: one of both is wrong.
+
+    One that is behind, or cannot be read, is no witness.
+    """
     try:
-        return _final_block(node, finality).number < final.number - _APART
+        other = _final_block(node, finality)
+        return other.number < final.number - _APART and final.time - other.time < _APART_S
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
 

@@ -66,6 +66,7 @@ class Context:
         in_flight: the presentations of this instance whose request or answer is under way now, each with the key of its
             purchase; shared by its sessions.
         cut_off: those whose answer did not reach its caller, until the ledger has it; shared by its sessions.
+        between_hops: of those under way: the ones whose answer redirects, until the next hop; each says whether its task is over.
         gone: process instances that are known to have ended.
         outstanding: returns the live holds of the ledger; None: no call waits for a budget.
         lines: the calls of this instance that wait, by budget, in order of arrival; shared by its sessions.
@@ -97,6 +98,7 @@ class Context:
     named_by: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     in_flight: dict[Presentation, str | None] = field(default_factory=dict, compare=False, hash=False)
     cut_off: set[Presentation] = field(default_factory=set, compare=False, hash=False)
+    between_hops: dict[Presentation, Callable[[], bool]] = field(default_factory=dict, compare=False, hash=False)
     gone: frozenset[str] = frozenset()
     outstanding: Callable[[], Sequence[Hold]] | None = field(default=None, compare=False, hash=False)
     lines: dict[str, deque[object]] = field(default_factory=dict, compare=False, hash=False)

@@ -175,12 +175,13 @@ def _tls() -> ssl.SSLContext:
 
 def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
     """Return the status of the answer. Raises what httpx raises, and ``TooLate`` for one that takes longer in all."""
-    return Aside(partial(_sent, url, body, headers)).within(_WAIT_S)
-
-
-def _sent(url: str, body: bytes, headers: dict[str, str]) -> int:
-    # The body of the answer is not read: it may never end.
+    # What takes longer ends with its client, whose connection is closed.
     with httpx.Client(timeout=_WAIT_S, trust_env=False, verify=_tls()) as http:
-        request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
-        with closing(http.send(request, stream=True)) as answer:
-            return answer.status_code
+        return Aside(partial(_sent, http, url, body, headers)).within(_WAIT_S)
+
+
+def _sent(http: httpx.Client, url: str, body: bytes, headers: dict[str, str]) -> int:
+    # The body of the answer is not read: it may never end.
+    request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
+    with closing(http.send(request, stream=True)) as answer:
+        return answer.status_code

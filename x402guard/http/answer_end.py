@@ -13,6 +13,7 @@ from x402guard.flow.drivers import run, run_async, to_the_end
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
+from x402guard.flow.surroundings import here
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
 from x402guard.ledger.purchases import take_back
@@ -28,6 +29,7 @@ class AnswerEnding:
     Attributes:
         is_followed: of a redirect: says at its end whether its reader follows it.
         was_followed: it has said so.
+        was_lost: its caller did not get the answer, as far as this process knows.
         redirect: of what a redirect leads to: the ending of that redirect.
     """
 
@@ -35,20 +37,29 @@ class AnswerEnding:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._purchase = context.in_flight.get(self._presentation)
-        self._is_late = self._has_ended = self._was_lost = self.was_followed = False
+        self._is_late = self._has_ended = self.was_lost = self.was_followed = False
         self.is_followed: Callable[[], bool] | None = None
         self.redirect: AnswerEnding | None = None
 
     def leads_on(self, end: AnswerEnd) -> bool:
-        """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop.
-
-        If none comes, the same request presents its payment again, as nothing of the answer is under way.
-        """
+        """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop."""
         if end != "whole" or self._broke or self.is_followed is None or not self.is_followed():
             return False
         self._has_ended = self.was_followed = True
-        self.gone()
+        self.waits()
         return True
+
+    def waits(self) -> None:
+        """Note, in memory alone, that the next hop of this task brings the answer: until then it is under way.
+
+        If the same task asks again before, none has come, and it presents its payment again.
+        """
+        self._context.between_hops[self._presentation] = here().follow_task()
+
+    def forgotten(self) -> None:
+        """Note, in memory alone, that nothing is left that could send a next hop."""
+        if self._presentation in self._context.between_hops:
+            self.gone()
 
     def is_known(self, end: AnswerEnd) -> bool:
         """True if the ledger has this *end*: a short answer was read before its receipt was made."""
@@ -65,8 +76,9 @@ class AnswerEnding:
     def following(self) -> Flow[None]:
         """Return the flow that goes on with the purchase at the next hop. Raises ``LedgerUnavailable``."""
         self._context.cut_off.discard(self._presentation)
+        self._context.between_hops.pop(self._presentation, None)
         self._context.in_flight[self._presentation] = self._purchase
-        if self._was_lost or self.redirect is None or not self.redirect.was_followed:
+        if self.was_lost or self.redirect is None or not self.redirect.was_followed:
             # It was handed over with the redirect, or a hop was lost; both may be written already.
             scope = Scope(holds=self._presentation[:1], durable=True)
             yield Transact(scope, lambda view: take_back(view, self._presentation))
@@ -87,12 +99,14 @@ class AnswerEnding:
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""
         if not self._is_late:
+            self._context.between_hops.pop(self._presentation, None)
             self._context.in_flight.pop(self._presentation, None)
 
     def lost(self) -> None:
         """Note, in memory alone, that the answer did not reach its caller: the next purchase writes it down before."""
-        self._was_lost = True
+        self.was_lost = True
         self._context.cut_off.add(self._presentation)
+        self._context.between_hops.pop(self._presentation, None)
         self._context.in_flight.pop(self._presentation, None)
 
     def dropped(self) -> None:
@@ -107,6 +121,7 @@ class AnswerEnding:
         """
         self._has_ended = True
         late_writes, end = self._shell.late_writes, "late" if self._broke else end
+        self.was_lost = self.was_lost or end != "whole"
         if late_writes is None or self.is_known(end):
             run(self(end), self._shell)
             return
@@ -122,6 +137,7 @@ class AnswerEnding:
     async def awrite(self, end: AnswerEnd) -> None:
         """Do the same, awaited."""
         self._has_ended = True
+        self.was_lost = self.was_lost or end != "whole"
         if self._shell.late_writes is None or self.is_known(end):
             await run_async(self(end), self._shell)
         else:

@@ -11,16 +11,17 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, ref
 
 import anyio
 
 from x402guard.errors import CallTimeout
-from x402guard.flow.detached import TooLate, within
+from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
-from x402guard.http.frames import Frames
+from x402guard.http.frames import Deflated, Frames
 from x402guard.x402.delivery import AnswerEnd
 
 if TYPE_CHECKING:
@@ -177,11 +178,9 @@ _CUTTER: Final = _Cutter()
 
 
 def _socket_of(extensions: Any) -> socket.socket | None:
-    """Return the socket of an answer; None if it has none, or if the socket is shared with other answers (HTTP/2)."""
+    """Return the socket of an answer; None if it has none."""
     stream = extensions.get("network_stream")
-    if stream is None or extensions.get("http_version") not in (b"HTTP/1.1", b"HTTP/1.0"):
-        return None
-    found = stream.get_extra_info("socket")
+    found = None if stream is None else stream.get_extra_info("socket")
     return found if isinstance(found, socket.socket) else None
 
 
@@ -225,18 +224,20 @@ class Watched:
         self._watch = watch
         self.ended: Callable[[AnswerEnd], None] | None = None
         self.lose: Callable[[], None] | None = None
-        self.frames: Frames | None = None
+        self.frames: Frames | Deflated | None = None
         self.paid: Receipt | None = None
         self._cut, self.around = False, _error()
-        connection = _socket_of(response.extensions)
-        _CUTTER.look_after(watch, lambda: _shut(connection))
+        version, connection = response.extensions.get("http_version"), _socket_of(response.extensions)
+        self._shared = connection if version == b"HTTP/2" else None
+        own = connection if version in (b"HTTP/1.1", b"HTTP/1.0") else None
+        _CUTTER.look_after(watch, lambda: _shut(own))
 
     def __iter__(self) -> Iterator[bytes]:
         watch = self._watch
         watch.wanted()
         try:
             try:
-                for chunk in self._stream:
+                for chunk in self._pieces():
                     if not watch.hand_over():
                         raise self._timed_out()  # noqa: TRY301 - passed on unchanged
                     if self.frames is not None:
@@ -263,6 +264,23 @@ class Watched:
         except BaseException as error:
             _note_lost(self, error)
             raise
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the pieces of the body. Over HTTP/2 each is read aside: the thread that reads may get frames of others alone.
+
+        Past the deadline the connection is shut for all of its answers: they wait for that thread.
+        """
+        source = iter(self._stream)
+        while self._shared is not None and (left_s := self._watch.left_s) is not None:
+            try:
+                chunk = Aside(partial(next, source, None)).within(left_s)
+            except TooLate:
+                _shut(self._shared)
+                raise self._timed_out() from None
+            if chunk is None:
+                return
+            yield chunk
+        yield from source
 
     def end(self) -> None:
         """End the watch, because the rest is not needed."""
@@ -306,7 +324,7 @@ class AsyncWatched:
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
         self.lose: Callable[[], None] | None = None
-        self.frames: Frames | None = None
+        self.frames: Frames | Deflated | None = None
         self.paid: Receipt | None = None
         self._cut, self.around = False, _error()
 

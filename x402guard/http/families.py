@@ -25,7 +25,8 @@ class Library:
         bytes_stream: the class of a body in memory.
         sync_stream, async_stream: the base classes of bodies.
         undecodable: the error of a body that does not match its content encoding.
-        unsent: errors of the stock transports that prove that nothing was sent, if no event says that it has left.
+        transport_error: the base class of the errors of transports.
+        unsent: those of the stock transports that prove that nothing was sent, where no event of the pool is known.
         stock: the family's own transports, blocking and asynchronous.
         transports: the base classes of transports.
     """
@@ -37,6 +38,7 @@ class Library:
     sync_stream: type[httpx.SyncByteStream]
     async_stream: type[httpx.AsyncByteStream]
     undecodable: type[Exception]
+    transport_error: type[Exception]
     unsent: tuple[type[Exception], ...]
     stock: tuple[type[Any], type[Any]]
     transports: tuple[type[Any], type[Any]]

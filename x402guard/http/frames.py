@@ -1,11 +1,13 @@
 """Follows a body through its compressed frames: one that ends inside a frame did not come whole, whatever HTTP says.
 
-The HTTP libraries find a torn frame of zstd only after they have read the body to its end. Nothing is decoded here: the
-headers of frames and blocks say how long they are (RFC 8878, section 3.1).
+The HTTP libraries find a torn frame of zstd only after they have read the body to its end, and a torn gzip never. The
+frames of zstd are not decoded here: their headers say how long they are (RFC 8878, section 3.1). gzip and deflate have to
+be decoded (RFC 1951), piece by piece, and nothing of it is kept.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Final, Literal
 
 _MAGIC: Final = 0xFD2FB528
@@ -69,7 +71,49 @@ class Frames:
                 pass
 
 
-def frames_of(content_encoding: str, error: type[Exception]) -> Frames | None:
+class Deflated:
+    """One body in gzip, or in deflate with or without the header of zlib.
+
+    Args:
+        error: the HTTP library's error of a body that does not match its content encoding.
+        window_bits: as ``zlib`` has them: 31 for gzip, 15 for deflate.
+    """
+
+    def __init__(self, error: type[Exception], window_bits: int) -> None:
+        self._error, self._window_bits = error, window_bits
+        self._reader: zlib._Decompress | None = zlib.decompressobj(window_bits)
+        self._began = False
+
+    def follow(self, chunk: bytes) -> None:
+        """Take the next raw bytes. What is damaged the library says itself."""
+        left = chunk
+        while left and self._reader is not None and not self._reader.eof:
+            try:
+                self._reader.decompress(left, _PIECE_BYTES)
+            except zlib.error:
+                # As the libraries do: what has no header of zlib is tried without one.
+                plain = self._window_bits == _ZLIB and not self._began
+                self._reader = zlib.decompressobj(-_ZLIB) if plain else None
+                self._window_bits = 0
+                continue
+            left = self._reader.unconsumed_tail
+        self._began = self._began or bool(chunk)
+
+    def end(self) -> None:
+        """Raise the HTTP library's error if the body ended before its compressed data did."""
+        if self._began and self._reader is not None and not self._reader.eof:
+            raise self._error("the answer ends inside its compressed data")
+
+
+_ZLIB: Final = 15
+_GZIP: Final = 31
+_WINDOW_BITS: Final = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
+_PIECE_BYTES: Final = 65_536
+
+
+def frames_of(content_encoding: str, error: type[Exception]) -> Frames | Deflated | None:
     """Return what follows a body of a content encoding; None for one whose end HTTP alone shows."""
     outermost = content_encoding.rpartition(",")[2].strip().lower()
+    if outermost in _WINDOW_BITS:
+        return Deflated(error, _WINDOW_BITS[outermost])
     return Frames(error) if outermost == "zstd" else None

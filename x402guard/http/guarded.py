@@ -302,7 +302,9 @@ class Guarded:
             if redirects:
                 paid = replace(handed, delivery=str(Delivery.OPEN))
                 logical.follows = AnswerEnding(context, paid, shell, success=True, broke=False)
-                logical.follows.redirect, note_end.is_followed = note_end, partial(is_followed, weakref.ref(response))
+                logical.follows.redirect = note_end
+                note_end.is_followed = partial(is_followed, weakref.ref(response), response.history)
+                weakref.finalize(logical, note_end.forgotten)
         elif logical.follows is not None:
             note_end = logical.arrived(response)
         if isinstance(handed, InFlight):

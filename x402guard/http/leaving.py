@@ -17,13 +17,15 @@ class Leaving:
     """A request's trace, in front of the caller's own one.
 
     Attributes:
+        is_told: the pool tells what it does.
         has_left: the pool has begun to send the request, on any connection.
     """
 
     def __init__(self, callers: Callable[[str, Mapping[str, Any]], Awaitable[None] | None] | None) -> None:
-        self._callers, self.has_left = callers, False
+        self._callers, self.is_told, self.has_left = callers, False, False
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
+        self.is_told = True
         # A CONNECT to a proxy opens the way, and has no payment.
         is_connect = getattr(info.get("request"), "method", b"") == b"CONNECT"
         if ".send_request" in event and event.endswith(".started") and not is_connect:

@@ -60,7 +60,7 @@ class LogicalRequest:
         self._arrives: AnswerEnding | None = None
         self.is_metered = False
         self.is_resent = False
-        self._done = False
+        self._done = self._failed = False
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
         self._hops = self._paid_hops = 0
@@ -71,8 +71,10 @@ class LogicalRequest:
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
             before, logical = logical, cls(address_of(request.url).origin)
-            logical.is_resent = isinstance(before, LogicalRequest) and before.paid_by is not None
+            logical.is_resent = isinstance(before, LogicalRequest) and (before.is_resent or before.paid_by is not None)
             request.extensions = {**request.extensions, LOGICAL: logical}
+        if logical._arrives is not None and logical._arrives.was_lost:
+            logical.follows, logical._arrives = logical._arrives, None  # a transport sends that hop again
         logical._hops += logical._hop is None or logical._hop() is not request
         logical._hop = weakref.ref(request)
         return logical
@@ -81,16 +83,13 @@ class LogicalRequest:
         """True if *request* begins a new call: the last call has its answer, or the same object is sent again.
 
         False after a 401 or 407 to a payment: then httpx's auth flow sends the same object again within the call. And
-        for a hop after the payment that a transport outside the guard sends again: it is no new purchase.
+        for a hop after the payment that has brought nothing, and that a transport outside the guard sends again.
         """
-        if (
-            self.paid_by is not None
-            and self._hops > self._paid_hops
-            and self._hop is not None
-            and self._hop() is request
-        ):
+        is_again = self._hop is not None and self._hop() is request
+        has_come = self.follows is None and (self._arrives is None or not self._arrives.was_lost) and not self._failed
+        if is_again and self.paid_by is not None and self._hops > self._paid_hops and not has_come:
             return False
-        return self._done or (not self._challenged and self._hop is not None and self._hop() is request)
+        return self._done or (not self._challenged and is_again)
 
     def pays(self, hold_id: str) -> None:
         """Note that the payment *hold_id* goes with this hop."""
@@ -99,6 +98,7 @@ class LogicalRequest:
     def answered(self, response: httpx.Response) -> None:
         """Note whether *response* ends the call or another hop follows."""
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
+        self._failed = response.status_code >= 400
         self._done = not response.has_redirect_location and not self._challenged
 
     def arrived(self, response: httpx.Response) -> AnswerEnding | None:
@@ -110,7 +110,7 @@ class LogicalRequest:
         if follows is None or (delivers and not response.has_redirect_location):
             self.follows, self._arrives = None, follows
             return follows
-        (follows.gone if delivers else follows.lost)()
+        (follows.waits if delivers else follows.lost)()
         return None
 
     def end(self) -> None:
@@ -465,10 +465,16 @@ class OutgoingRequest:
         forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
-        has_left = self._leaving is not None and self._leaving.has_left
-        unsent = self.stock and isinstance(error, self._library.unsent) and not has_left
+        unsent = self.stock and self._has_not_left(error)
         self._logical.is_metered = self._logical.is_metered and not unsent
         return SendFailed(error, before_connection=unsent)
+
+    def _has_not_left(self, error: Exception) -> bool:
+        """True if the pool tells that it has not begun to send, as where a proxy opens no tunnel; or the error says so."""
+        told = self._leaving
+        if told is not None and told.is_told:
+            return not told.has_left and isinstance(error, self._library.transport_error)
+        return isinstance(error, self._library.unsent)
 
     def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
         """Remember the place that a 3xx answer names at another host: who follows it by hand follows a redirect."""

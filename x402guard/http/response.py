@@ -51,18 +51,14 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     return body if unpacker.eof else None
 
 
-def is_followed(response: Callable[[], httpx.Response | None]) -> bool:
+def is_followed(response: Callable[[], httpx.Response | None], history: list[httpx.Response]) -> bool:
     """True if a client that follows redirects has read a redirect: one that does not has its ``next_request`` by then.
 
-    What is read without a client is the caller's as it is. *response* is a weak reference to it.
+    What is read without a client, or by a response hook, is the caller's as it is: only after the hooks does a client
+    replace the *history* with which the transport has returned it. *response* is a weak reference to it.
     """
     answer = response()
-    if answer is None or answer.next_request is not None:
-        return False
-    try:
-        return answer.request is not None
-    except RuntimeError:  # as the families say that no client has it
-        return False
+    return answer is not None and answer.history is not history and answer.next_request is None
 
 
 _STATUS: Final[tuple[tuple[type[X402GuardError], int], ...]] = (

@@ -21,6 +21,7 @@ HTTPX: Final = Library(
     sync_stream=httpx.SyncByteStream,
     async_stream=httpx.AsyncByteStream,
     undecodable=httpx.DecodingError,
+    transport_error=httpx.TransportError,
     unsent=(httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol),
     stock=(httpx.HTTPTransport, httpx.AsyncHTTPTransport),
     transports=(httpx.BaseTransport, httpx.AsyncBaseTransport),

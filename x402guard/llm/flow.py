@@ -6,8 +6,9 @@ the cost at the end of the body. A call without a stated usage costs its ceiling
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -230,6 +231,10 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
         raise
 
 
+_LEADS_TO_IT: Final = frozenset({302, 303})
+"""A client gets the answer to a call by a GET then, which no meter sees. After 307 and 308 it makes the call again."""
+
+
 def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
     """End a call whose body is not metered. Returns None if it cost nothing."""
     hold, status = granted.hold, reply.status
@@ -252,8 +257,15 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
             return None
         bill = Bill(granted.filtered, Evidence.ESTIMATE, note="status 400: Azure bills the prompt that it filtered")
     elif status < 500:
-        yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
-        return None
+        try:
+            may_cost = status < 200 or status in _LEADS_TO_IT or (status >= 400 and (yield from _peek_content()))
+        except Interrupted as cut:
+            yield from _capture_anyway(context, granted, "cancelled while the error was read", cut)
+            raise
+        if not may_cost:
+            yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
+            return None
+        bill = ceiling_bill(hold.amount, f"status {status}: the call may have been answered and billed")
     else:
         outcome = "failed"
         try:
@@ -289,9 +301,20 @@ def _peek_error() -> Flow[str]:
         return ""
     if not isinstance(told, dict):
         return ""
-    content = any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
     says = any(told.get(key) for key in ("error", "message", "detail"))
-    return "provider error" if says and not content else ""
+    return "provider error" if says and not _has_content(told) else ""
+
+
+def _peek_content() -> Flow[bool]:
+    """True if the body of a 4xx has content or usage: then it is an answer, whatever its status says."""
+    try:
+        return _has_content(read_object((yield PeekBody(ERROR_BYTES)) or b""))
+    except (NotReadable, ProtocolError, SendFailed):
+        return False
+
+
+def _has_content(told: Mapping[str, Any]) -> bool:
+    return any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
 
 
 def _in_flight(

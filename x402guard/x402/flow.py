@@ -176,6 +176,7 @@ def _authorize(
     scope = purchase_scope(context, request, cases, step)
     if scope.purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
+        _end_waiting(context)
     if context.cut_off:
         yield from note_cut(context, *sorted(context.cut_off))
     begun: list[Presentation] = []
@@ -214,6 +215,14 @@ def _authorize(
                     raise (yield from refuse(refusal))
                 seat.leave()
                 yield Checkpoint(pause_s)
+
+
+def _end_waiting(context: Context) -> None:
+    """End what waits for a next hop of this task, which asks again, or of one that has ended: that does not come any more."""
+    for presentation, is_over in list(context.between_hops.items()):
+        if is_over():
+            context.between_hops.pop(presentation, None)
+            context.in_flight.pop(presentation, None)
 
 
 def _pauses(flight_ms: int) -> Iterator[float]:

@@ -51,7 +51,7 @@ PAYMENT_REQUIRED_STATUS: Final = 402
 
 def succeeded(status: int) -> bool:
     """True for the status of an answer that delivers what was paid for."""
-    return status < 400
+    return 200 <= status < 400 or status == 101
 
 
 class Doubt(Struct, frozen=True):

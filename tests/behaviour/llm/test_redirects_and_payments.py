@@ -121,9 +121,21 @@ def test_a_redirect_to_a_host_where_nobody_can_price_the_model_is_refused(way, s
 
 
 @every_way
-def test_a_redirect_that_turns_into_a_get_is_no_second_call(way, session):
-    provider = Provider(session, moved("https://api.openai.com/v1/models", 303), Answer.of({"data": []}))
+@pytest.mark.parametrize("status", [302, 303])
+def test_a_redirect_that_turns_into_a_get_counts_the_ceiling(way, session, status):
+    """The call has been made, and its answer may be there: hosts lead to it so when a call takes long."""
+    provider = Provider(session, moved("https://api.openai.com/v1/models", status), Answer.of({"data": []}))
     way.post(session, provider, follow_redirects=True)
     assert [request.method for request in provider.requests] == ["POST", "GET"]
-    assert [event["event"] for event in session.report().to_dict()["events"]] == ["authorize", "void"]
-    assert (provider.held[1], session.held, session.spent) == (0, 0, 0)
+    assert [event["event"] for event in session.report().to_dict()["events"]] == ["authorize", "capture"]
+    assert (session.held, session.spent) == (0, provider.held[0])
+
+
+@every_way
+@pytest.mark.parametrize("status", [400, 404, 422, 429])
+def test_a_refusal_with_content_or_usage_counts_the_ceiling(way, session, status):
+    provider = Provider(session, Answer.of(status=status), Answer.of({"error": {"message": "no"}}, status=status))
+    for spends in (True, False):
+        before = session.spent
+        way.post(session, provider)
+        assert (session.held, session.spent > before) == (0, spends)

@@ -1,11 +1,14 @@
-"""A server of HTTP/2 reads a request, refuses its stream, and is gone: the pool dials again, and that error says too much.
+"""What a connection's error says of a request, and what it does not: HTTP/2, proxies, bodies that never end.
+
+A server of HTTP/2 reads a request, refuses its stream, and is gone: the pool dials again, and that error says too much.
 
 The error is that of a connection, but the request has left: the payment may be taken, and the call may be billed.
 """
 
 import socket
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 
 import anyio
 import httpx
@@ -13,10 +16,11 @@ import httpx2
 import pytest
 
 from tests.support.http_server import needs_http2
-from tests.support.merchant import accept, b64, make_guard, recover_payment, required
-from x402guard import AsyncGuardedTransport, GuardedTransport, SettlementUncertain
+from tests.support.merchant import accept, b64, make_guard, receipt, recover_payment, required
+from x402guard import AsyncGuardedTransport, CallTimeout, GuardedTransport, Policy, SettlementUncertain
 from x402guard import httpx2 as guarded2
 from x402guard.llm import Metering, ModelPrice
+from x402guard.policy.timeouts import Timeouts
 
 pytestmark = needs_http2
 KINDS = {
@@ -174,3 +178,105 @@ def trace_of(kind, seen):
         seen.append(event)
 
     return note
+
+
+@contextmanager
+def stalling():
+    """Yield the URL of a seller that sends one piece of what was paid for, and pings from then on."""
+    import h2.config
+    import h2.connection
+    import h2.events
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        offer = b64(required(accept(10_000), url=url))
+
+        def talk(connection):
+            peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+            peer.initiate_connection()
+            connection.sendall(peer.data_to_send())
+            while data := connection.recv(65_536):
+                for event in peer.receive_data(data):
+                    if not isinstance(event, h2.events.RequestReceived):
+                        continue
+                    if "payment-signature" not in dict(event.headers):
+                        heads = [(":status", "402"), ("payment-required", offer), ("content-length", "0")]
+                        peer.send_headers(event.stream_id, heads, end_stream=True)
+                        continue
+                    peer.send_headers(event.stream_id, [(":status", "200"), ("payment-response", b64(receipt()))])
+                    peer.send_data(event.stream_id, b"part")
+                    for number in range(200):
+                        connection.sendall(peer.data_to_send())
+                        if over.wait(0.05):
+                            return
+                        peer.ping(number.to_bytes(8, "big"))
+                connection.sendall(peer.data_to_send())
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                talk(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield url
+        over.set()
+        thread.join(5)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_body_of_which_only_pings_come_ends_at_its_deadline(kind):
+    """Each frame begins the client's own time limit anew."""
+    policy = Policy(timeouts=Timeouts(payment_s=1))
+    with stalling() as url, make_guard(policy=policy) as guard, guard.session("s", budget="$1") as session:
+        began_s = time.monotonic()
+        with pytest.raises(CallTimeout):
+            send(kind, session, url)
+        assert time.monotonic() - began_s < 5
+        assert str(session.spent) == "0.01"
+
+
+@contextmanager
+def refusing_proxy(status):
+    """Yield the URL of a proxy that opens no tunnel, or hangs up, and the CONNECTs that it has seen."""
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    seen.append(connection.recv(65_536).split(b" ")[0])
+                    if status:
+                        connection.sendall(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\n\r\n".encode())
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", seen
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+@pytest.mark.parametrize("status", [402, 407, 502, None])
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_an_llm_call_for_which_a_proxy_opens_no_tunnel_costs_nothing(kind, status):
+    client, inner, guarded = KINDS[kind]
+    with refusing_proxy(status) as (proxy, seen), make_guard() as guard, guard.session("s", budget="$1") as session:
+        transport = guarded(session, inner(proxy=proxy))
+
+        def post():
+            with client(transport=transport) as http:
+                http.post("https://api.openai.com/v1/chat/completions", json={**CHAT, "model": "gpt-4o"})
+
+        async def post_async():
+            async with client(transport=transport) as http:
+                await http.post("https://api.openai.com/v1/chat/completions", json={**CHAT, "model": "gpt-4o"})
+
+        with pytest.raises((httpx.TransportError, httpx2.TransportError)):
+            post() if kind[1] == "sync" else anyio.run(post_async)
+        assert seen == [b"CONNECT"]
+        assert session.spent + session.held == 0

@@ -148,13 +148,14 @@ BETWEEN = {
 }  # fmt: skip
 
 
-def get(mode, session, shop, **options):
+def get(mode, session, shop, *, follow_redirects=True, **options):
+    options["follow_redirects"] = follow_redirects
     if mode == "sync":
-        with client(session, shop, follow_redirects=True, **options) as http:
+        with client(session, shop, **options) as http:
             return http.get(URL)
 
     async def go():
-        async with async_client(session, shop, follow_redirects=True, **options) as http:
+        async with async_client(session, shop, **options) as http:
             return await http.get(URL)
 
     return anyio.run(go)
@@ -228,6 +229,57 @@ def test_a_metered_call_behind_a_redirect_is_what_was_paid_for(mode, body):
         assert len(place.shop.nonces) == 3
         kept = [guard.shell.store.hold(each).delivery for each in guard.shell.store.unsettled(0)]
         assert set(kept) == {Delivery.DONE}
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+def test_equal_requests_while_a_hook_takes_its_time_are_two_purchases(hops):
+    """A request hook limits the rate: between two hops of one task, another one asks for the same."""
+    place, asked = Place(303, "streamed", hops), []
+
+    async def waits(request):
+        asked.append(request.url.path)
+        if request.url.path.startswith("/after"):
+            await anyio.sleep(0.1)
+
+    async def go(session):
+        async with async_client(session, place.shop, follow_redirects=True, event_hooks={"request": [waits]}) as http:
+            found = []
+
+            async def one(after_s):
+                await anyio.sleep(after_s)
+                found.append((await http.get(URL)).text)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one, 0)
+                tasks.start_soon(one, 0.05)
+            return found
+
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        assert anyio.run(go, session) == ["the goods"] * 2
+        assert len(place.shop.nonces) == 2
+        kept = [guard.shell.store.hold(each).delivery for each in guard.shell.store.unsettled(0)]
+        assert set(kept) == {Delivery.DONE}
+
+
+@MODES
+def test_a_response_hook_that_reads_bodies_follows_nothing(mode):
+    """As httpx's own documentation has it for logs; by default a client follows no redirects."""
+    place = Place(303, "streamed")
+
+    def reads(response):
+        response.read()
+
+    async def reads_async(response):
+        await response.aread()
+
+    hooks = {"response": [reads if mode == "sync" else reads_async]}
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        for number in range(1, 4):
+            assert get(mode, session, place.shop, event_hooks=hooks, follow_redirects=False).status_code == 303
+            assert len(place.shop.nonces) == number
+        for number in range(4, 6):
+            assert get(mode, session, place.shop, event_hooks=hooks).text == "the goods"
+            assert len(place.shop.nonces) == number
 
 
 @MODES

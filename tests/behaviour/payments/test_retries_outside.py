@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required
+from tests.support.refusals import Chunks
 from x402guard import AsyncGuardedTransport, GuardedTransport, PolicyDenied
 from x402guard.ledger.model import Delivery
 
@@ -36,16 +37,16 @@ class Retries(httpx.BaseTransport, httpx.AsyncBaseTransport):
         return answer
 
 
-def get(mode, session, shop, url=URL, **more):
+def get(mode, session, shop, url=URL, *, retries=Retries, **more):
     """Send one request of a client that retries and follows redirects."""
     if mode == "sync":
-        retries = Retries(GuardedTransport(session, httpx.MockTransport(shop)))
-        with httpx.Client(transport=retries, follow_redirects=True) as http:
+        outer = retries(GuardedTransport(session, httpx.MockTransport(shop)))
+        with httpx.Client(transport=outer, follow_redirects=True) as http:
             return http.get(url, **more)
 
     async def go():
         inner = AsyncGuardedTransport(session, httpx.MockTransport(shop.answer))
-        async with httpx.AsyncClient(transport=Retries(inner), follow_redirects=True) as http:
+        async with httpx.AsyncClient(transport=retries(inner), follow_redirects=True) as http:
             return await http.get(url, **more)
 
     return anyio.run(go)
@@ -71,6 +72,72 @@ def test_pay_again_is_one_more_payment_and_not_one_for_each_retry(mode, session)
     assert get(mode, session, shop, extensions={"pay_again": True}).status_code == 503
     assert (len(shop.nonces), len(shop.payments)) == (1, 5)
     assert get(mode, session, shop, extensions={"pay_again": True}).status_code == 503
+    assert len(shop.nonces) == 2
+
+
+def test_pay_again_has_had_its_effect_also_after_a_try_that_was_not_paid(mode, session):
+    """An overloaded seller: it answers 503 before it has looked at the payment, or asked for one."""
+    asked = []
+
+    def terms(request):
+        asked.append(request)
+        return httpx.Response(503) if len(asked) == 2 else required()
+
+    shop = Shop(terms, paid=lambda *_: httpx.Response(503))
+    get(mode, session, shop, extensions={"pay_again": True})
+    assert len(shop.nonces) == 1
+
+
+def test_a_hop_whose_body_broke_and_that_is_sent_again_brings_what_was_paid_for(mode, session):
+    class ReadsBodies(Retries):
+        def handle_request(self, request):
+            for _ in range(self.times):
+                answer = self.inner.handle_request(request)
+                with suppress(httpx.ReadError):
+                    answer.read()
+                    break
+            return answer
+
+        async def handle_async_request(self, request):
+            for _ in range(self.times):
+                answer = await self.inner.handle_async_request(request)
+                with suppress(httpx.ReadError):
+                    await answer.aread()
+                    break
+            return answer
+
+    breaks = []
+
+    def terms(request):
+        if request.url.path != "/after":
+            return required()
+        breaks.append(request)
+        error = (lambda: httpx.ReadError("cut")) if len(breaks) % 2 else None
+        return httpx.Response(200, stream=Chunks(b"the goods", error=error))
+
+    shop, store = Shop(terms, paid=lambda *_: led("/after", headers=PAID)), session.shell.store
+    for number in range(1, 4):
+        assert get(mode, session, shop, retries=ReadsBodies).text == "the goods"
+        assert len(shop.nonces) == number
+    assert {store.hold(each).delivery for each in store.unsettled(0)} == {Delivery.DONE}
+
+
+def test_a_hop_that_is_sent_again_on_purpose_is_a_request_as_any_other(session):
+    """A caller keeps the request of the last hop, and by and by the page behind it costs money."""
+    free = [True]
+
+    def terms(request):
+        return httpx.Response(200, text="the page") if free and request.url.path == "/after" else required()
+
+    shop = Shop(terms, paid=lambda request, _: led("/after", headers=PAID) if request.url.path != "/after" else None)
+    shop.paid = lambda request, _: (
+        led("/after", headers=PAID) if request.url.path != "/after" else httpx.Response(200, headers=PAID)
+    )
+    with client(session, shop) as http:
+        last = http.get(URL).next_request
+        assert http.send(last).text == "the page"
+        free.clear()
+        assert http.send(last).status_code == 200
     assert len(shop.nonces) == 2
 
 

@@ -144,6 +144,23 @@ def test_a_node_that_is_far_ahead_moves_no_mark_behind_which_nothing_is_compared
     assert "300000 blocks are compared, and the last final one is 32" in again.reason
 
 
+def test_an_endpoint_that_has_stopped_hides_no_theft_that_another_one_shows():
+    _, right, _ = two_nodes()
+    stopped = Provider(Logs(INTENTS["eip3009"], sent=None, final_time=NOW - 7 * 86_400))
+    right.node.head, stopped.node.head = 0x2000, 0x08
+    for nodes in ((right, stopped), (right, stopped, stopped)):
+        found = compared(reader_of(*nodes))
+        assert ([each.amount_atomic for each in found.outgoing], found.upto) == ([100_000], 0x2000)
+
+
+def test_a_ledger_that_is_younger_than_the_final_block_is_compared():
+    """Finality of fifteen minutes, on a network with four blocks a second, and the first comparison of a new ledger."""
+    _, right, _ = two_nodes()
+    right.node.head = 0x20
+    young = reader_of(right).transfers("eip155:84532", TOKEN, PAYER, after=None, since_unix=NOW + 100_000)
+    assert not isinstance(young, Unreadable)
+
+
 def test_an_endpoint_that_is_led_away_leaves_its_place_to_the_other_one():
     """The payments of the network are read on. One that never served this network is a mistake of the owner's."""
     intent = INTENTS["exact permit2"]

@@ -1,6 +1,9 @@
 """Frames of zstd, followed by their headers alone: whole ones, and each place at which they can be torn."""
 
+import gzip
 import random
+import tracemalloc
+import zlib
 
 import pytest
 
@@ -56,7 +59,58 @@ def test_what_is_damaged_is_left_to_the_library(raw):
 
 @pytest.mark.parametrize(
     ("encoding", "followed"),
-    [("zstd", True), ("gzip, ZSTD ", True), ("", False), ("gzip", False), ("zstd, gzip", False), ("br", False)],
+    [("zstd", True), ("gzip, ZSTD ", True), ("", False), ("gzip", True), ("br, deflate", True), ("gzip, br", False)],
 )
 def test_the_outermost_encoding_is_followed(encoding, followed):
     assert (frames_of(encoding, ValueError) is not None) == followed
+
+
+def raw_deflate(body):
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(body) + packer.flush()
+
+
+PACKED = {
+    "gzip": ("gzip", gzip.compress),
+    "x-gzip": ("x-gzip", gzip.compress),
+    "zlib": ("deflate", zlib.compress),
+    "no header": ("deflate", raw_deflate),
+}
+
+
+def is_whole_in(encoding, raw, step):
+    frames = frames_of(encoding, ValueError)
+    for at in range(0, len(raw), step):
+        frames.follow(raw[at : at + step])
+    try:
+        frames.end()
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+@pytest.mark.parametrize("kind", PACKED)
+def test_what_is_deflated_is_whole_at_its_end_alone(kind, step):
+    encoding, pack = PACKED[kind]
+    step = max(step, 2) if kind == "no header" else step  # httpx, too, looks at the first piece alone for a header
+    draws = random.Random(7)
+    for size in (0, 1, 300, 4_000):
+        raw = pack(draws.randbytes(size // 2) + b"a" * (size - size // 2))
+        for cut in range(1, len(raw), 1 if len(raw) < 99 else 37):
+            assert not is_whole_in(encoding, raw[:cut], step), cut
+        assert is_whole_in(encoding, raw, step)
+        assert is_whole_in(encoding, raw + b"what comes after it", step)
+    assert is_whole_in(encoding, b"", step)  # the answer to a HEAD has no body
+    assert is_whole_in(encoding, b"\xffnothing that was ever packed", step)  # the library says that itself
+
+
+def test_a_body_that_grows_a_thousandfold_is_followed_in_little_memory():
+    raw = gzip.compress(bytes(100_000_000))
+    frames = frames_of("gzip", ValueError)
+    tracemalloc.start()
+    frames.follow(raw)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    frames.end()
+    assert most < 1_000_000

@@ -185,7 +185,9 @@ class Agents:
             if guard is None or process.guard is not guard:
                 return False
             process.run(lambda: note_answer(redirect, "whole"))
-            if not world.goes_wrong("cut", 0.1, draws):
+            if world.goes_wrong("cut", 0.1, draws):
+                process.run(redirect.forgotten)
+            else:
                 world.after(draws.pick(_HOP_MS), follows)
             return True
 
@@ -210,7 +212,7 @@ class Agents:
             if world.goes_wrong("lost", 0.25, draws):
                 process.run(ending.lost)
             elif world.goes_wrong("redirects", 0.2, draws):
-                process.run(ending.gone)
+                process.run(ending.waits)
                 world.after(draws.pick(_HOP_MS), leads_on)
             else:
                 end: AnswerEnd = "cut" if world.goes_wrong("cut", 0.12, draws) else "whole"

@@ -151,6 +151,10 @@ class SimSurroundings(Surroundings):
         """Do nothing: what a simulated process drops is known at once."""
 
     @override
+    def follow_task(self) -> Callable[[], bool]:
+        return lambda: False  # what comes between two hops is played as such
+
+    @override
     def random_bytes(self, count: int) -> bytes:
         return self._draws.octets(count)
 
