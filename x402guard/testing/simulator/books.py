@@ -262,7 +262,8 @@ class Books:
             return "asked for twice at the same time"
         if row.delivery is Delivery.FORGIVEN and "pay_again" in old.want.excuses.values():
             return "closed by an earlier call's pay_again"
-        if self._world.time.ms - old.at_ms > context.memory_ms - 600_000:
+        since_ms = min(old.at_ms, row.created_ms)  # a machine may sleep for a day between the hold and its signature
+        if self._world.time.ms - since_ms > context.memory_ms - 600_000:
             return "forgotten after purchase_memory_s"
         return "another process could not write that it was lost" if self._loss_waits(old, process) else ""
 
