@@ -219,7 +219,7 @@ def _authorize(
 
 def _end_waiting(context: Context) -> None:
     """End what waits for a next hop of this task, which asks again, or of one that has ended: that does not come any more."""
-    for presentation, is_over in list(context.between_hops.items()):
+    for presentation, is_over in context.between_hops.copy().items():
         if is_over():
             context.between_hops.pop(presentation, None)
             context.in_flight.pop(presentation, None)
