@@ -116,7 +116,7 @@ ENDS = {
     "5xx": (Answer.of(b"", 503), ask(), {}),
 }
 FREE = {f"{status} {body}"[:9]: (Answer.of(body, status), ask(), {}) for body, status in
-        ((llm.ERROR, 400), (llm.ERROR, 429), (llm.ERROR, 503), (b"", 302))}  # fmt: skip
+        ((llm.ERROR, 400), (llm.ERROR, 429), (llm.ERROR, 503), (b"", 301))}  # fmt: skip
 
 
 @both_modes
