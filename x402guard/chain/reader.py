@@ -177,7 +177,7 @@ class RpcChainReader:
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
             if after is not None and after > final.number + _APART:
-                raise ChainUnreadable(f"{first - 1} blocks are compared, and the last final one is {final.number}")
+                raise ChainUnreadable(f"{after} blocks are compared, and the last final one is {final.number}")
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [

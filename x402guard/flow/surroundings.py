@@ -94,11 +94,11 @@ class Surroundings:
 
         Outside an event loop, a thread takes the place of the task.
         """
-        kept = weakref.ref(_current_task())
+        kept = weakref.ref(current_task())
 
         def is_over() -> bool:
             task = kept()
-            if task is None or task is _current_task():
+            if task is None or task is current_task():
                 return True
             return task.done() if isinstance(task, asyncio.Task) else _is_ended_thread(task)
 
@@ -109,7 +109,8 @@ class Surroundings:
         return secrets.token_bytes(count)
 
 
-def _current_task() -> object:
+def current_task() -> object:
+    """Return the current task, or the thread if no event loop runs in it."""
     with suppress(RuntimeError):
         if (task := asyncio.current_task()) is not None:
             return task

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import ParamSpec, Self, TypeVar
@@ -19,7 +17,7 @@ from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import close_to_the_end, transact_now
 from x402guard.flow.shell import LOG
-from x402guard.flow.surroundings import here
+from x402guard.flow.surroundings import current_task, here
 from x402guard.frozen import replace
 from x402guard.guard.agent import Endings
 from x402guard.guard.charges import Charges
@@ -69,19 +67,6 @@ class _Block(Struct, frozen=True):
     """Returns the task or the thread that entered it, while that lives: their ids are used again."""
 
 
-def _here() -> object:
-    """Return the current task, or the thread if no event loop runs in it."""
-    with suppress(RuntimeError):
-        task = asyncio.current_task()
-        if task is not None:
-            return task
-    trio = sys.modules.get("trio")
-    if trio is not None:
-        with suppress(RuntimeError):
-            return trio.lowlevel.current_task()
-    return threading.current_thread()
-
-
 _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=None)
 
 
@@ -90,7 +75,9 @@ def current_session() -> Session | None:
     found = block = _CURRENT.get()
     # A session that was left in another context is over here, too. A scope is skipped only by the task that entered it
     # (an async generator that is left early ends in another task); a task that inherited it would lose its limit.
-    while block is not None and (block.session.is_over or (block.session.has_ended and block.entered_by() is _here())):
+    while block is not None and (
+        block.session.is_over or (block.session.has_ended and block.entered_by() is current_task())
+    ):
         block = block.outer
     if block is not found:
         _CURRENT.set(block)  # tasks that begin from here on do not inherit what is over
@@ -422,7 +409,7 @@ class Session(Charges, Endings):
                     f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})"
                 )
             self._blocks += 1
-        _CURRENT.set(_Block(self, _CURRENT.get(), weakref.ref(_here())))
+        _CURRENT.set(_Block(self, _CURRENT.get(), weakref.ref(current_task())))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -451,7 +438,7 @@ class Session(Charges, Endings):
         if block is not None:
             outer = block.outer
             for session in reversed(above):  # open blocks inside this one still narrow
-                outer = _Block(session, outer, weakref.ref(_here()))
+                outer = _Block(session, outer, weakref.ref(current_task()))
             _CURRENT.set(outer)
         with self._lock:
             self._blocks -= 1
