@@ -209,11 +209,17 @@ def test_a_given_flavour_is_played_and_repeated(flavour):
     assert f'flavour="{flavour}"' in as_test(Found(case, "undercounted", 9, "as it was"))
 
 
-def test_by_default_each_run_draws_its_flavour_and_each_is_drawn():
-    assert {Case(seed).plays for seed in range(60)} == set(get_args(Flavour))
+def test_by_default_each_run_draws_its_flavour_and_each_but_the_busy_one_is_drawn():
+    assert {Case(seed).plays for seed in range(60)} == set(get_args(Flavour)) - {"busy"}
     drawn = next(case for case in map(Case, range(60)) if case.plays == "forks")
     assert story_of(drawn) == story_of(replace(drawn, flavour="forks"))
     assert "--flavour" not in drawn.command()
+
+
+def test_a_busy_run_signs_a_payment_for_every_other_event():
+    result = simulate([1002], length=400, flavour="busy")
+    assert result.violations == []
+    assert result.counts.payments > 200
 
 
 @pytest.mark.long

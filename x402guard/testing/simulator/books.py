@@ -54,6 +54,7 @@ class Books:
         signed: the payments that were signed, by their holds.
         billed: LLM calls and tools → what their provider bills, at most their ceiling.
         owed: the same, of bills that have waited for the ledger: all of it, which counts at last.
+        claimed: the payments that are captured on a claim alone, and that a reader of the chain may ask about.
         told: what the owner was told of transfers that no payment explains.
     """
 
@@ -66,6 +67,7 @@ class Books:
         self.billed: dict[str, int] = {}
         self.owed: dict[str, int] = {}
         self.told = 0
+        self.claimed: dict[str, Hold] = {}
         self._at_node: dict[str, dict[str, Hold]] = defaultdict(dict)
         self._children: dict[str, list[str]] = defaultdict(list)
         self._own: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -117,6 +119,10 @@ class Books:
     def _take(self, hold: Hold) -> None:
         before, own = self.holds.get(hold.id), self._own[hold.node_id]
         self.holds[hold.id] = self._at_node[hold.node_id][hold.id] = hold
+        if hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CLAIMED and hold.chain_evidence:
+            self.claimed[hold.id] = hold
+        else:
+            self.claimed.pop(hold.id, None)
         more = counted_of(hold) - (0 if before is None else counted_of(before))
         above = self.nodes[hold.node_id].parent_id
         while above is not None:
@@ -350,7 +356,7 @@ class Books:
     def read_again(self, nodes: Iterable[Node], holds: Iterable[Hold], journal: Iterable[Entry]) -> None:
         """Read the rows anew, after a power cut. What was told by a commit that is lost is told again."""
         self.told = sum(map(_told, journal))
-        for index in (self.nodes, self.holds, self._at_node, self._children, self._own, self._used_below):
+        for index in (self.nodes, self.holds, self.claimed, self._at_node, self._children, self._own, self._used_below):
             cleared: dict[Any, Any] = index
             cleared.clear()
         for node in nodes:

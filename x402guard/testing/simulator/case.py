@@ -25,17 +25,18 @@ STIMULI: Final[Mapping[str, int]] = {
 }  # fmt: skip
 """What may happen next, and how often."""
 
-Flavour = Literal["mixed", "dense", "midnight", "nodes", "forks", "away", "remainders"]
+Flavour = Literal["mixed", "dense", "midnight", "nodes", "forks", "away", "remainders", "busy"]
 """What a run looks for. Most faults are rare where everything happens.
 
 ``dense``: many wants and large budgets; ``midnight``: a small budget a day, as the day ends; ``nodes``: one endpoint that
 limits and forgets, and many cancellations; ``forks``: three endpoints that disagree, and many blocks that are undone;
 ``away``: a ledger that often cannot be written, and processes that end meanwhile; ``remainders``: what an ``upto`` has
-left is used before its block is final, as the day ends, and blocks are undone.
+left is used before its block is final, as the day ends, and blocks are undone; ``busy``: one ledger that lives long, with
+as many payments as it can take. No seed draws that one: it is asked for by its name.
 """
 
 _FLAVOURS: Final[Mapping[Flavour, int]] = {
-    "mixed": 16, "dense": 20, "midnight": 18, "nodes": 18, "forks": 14, "away": 14, "remainders": 8,
+    "mixed": 16, "dense": 20, "midnight": 18, "nodes": 18, "forks": 14, "away": 14, "remainders": 8, "busy": 0,
 }  # fmt: skip
 _FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
     "mixed": {},
@@ -45,6 +46,7 @@ _FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
     "forks": {"reorg": True, "rpc_fork": True, "rpc_lag": True, "rpc_hops": True, "outside": True, "rpc_down": False},
     "remainders": {"reorg": True, "twist": True, "owner": False, "closing": False},
     "away": {"away": True, "ledger": True, "disk_full": True, "crash": True, "close": True, "lost": True},
+    "busy": {"owner": False, "closing": False, "outside": False, "rpc_lies": False},
 }
 _MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
     "mixed": {},
@@ -54,6 +56,7 @@ _MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
     "forks": {"reorg": 3, "endpoint": 4, "outside": 3, "resends": 4, "compares": 3},
     "away": {"calls": 4, "disk_full": 15, "crash": 4, "closes": 4},
     "remainders": {"buys": 3, "reorg": 8, "resends": 6, "opens": 2, "dusk": 12},
+    "busy": {"buys": 30, "resets": 3},
 }
 
 _GAPS_MS: Final = (0, 0, 0, 0, 1, 5, 20, 100, 500, 1_000, 3_000, 8_000, 20_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -16,6 +17,9 @@ STRANGER: Final = "0x" + "5a" * 20
 
 EventLog = tuple[str, tuple[str, ...], bytes]
 """The address, the topics and the data of an event."""
+
+SimEvent = tuple[str, tuple[str, ...], dict[str, Any]]
+"""The emitting contract in lower case, the topics, and the log as a node shows it."""
 
 
 @dataclass(slots=True)
@@ -49,17 +53,14 @@ class Transaction:
 
 @dataclass(slots=True)
 class SimBlock:
-    """A block. ``used`` holds for each nonce used in it: what used it, the amount taken, and the transaction.
-
-    ``events`` are its events: the emitting contract in lower case, the topics, and the log as a node shows it.
-    """
+    """A block. ``used`` holds for each nonce used in it: what used it, the amount taken, and the transaction."""
 
     number: int
     hash: str
     time: int
     transactions: list[Transaction] = field(default_factory=list)
     used: dict[int, tuple[str, int, Transaction]] = field(default_factory=dict)
-    events: list[tuple[str, tuple[str, ...], dict[str, Any]]] = field(default_factory=list)
+    events: list[SimEvent] = field(default_factory=list)
 
 
 class SimChain:
@@ -68,11 +69,14 @@ class SimChain:
     A reorganisation replaces ``blocks``, so that an endpoint can keep the blocks of a fork.
     ``used`` is the block of each nonce that is used, ``places`` the block of each transaction by its hash; ``words`` the
     nonce behind each word of Permit2's bitmap, used once on any fork (nonces are random, so that no two share a word).
+    ``eventful`` are the numbers of the blocks, in their order, in which a contract (in lower case) emits events of one kind
+    (their first topic).
     """
 
     def __init__(self, draws: Draws, now_unix: int, depth: int, block_s: int) -> None:
         self._draws, self.depth, self.block_s = draws, depth, block_s
         self.blocks: list[SimBlock] = []
+        self.eventful: dict[tuple[str, str], list[int]] = {}
         self.used: dict[int, int] = {}
         self.places: dict[str, int] = {}
         self.words: dict[int, int] = {}
@@ -137,6 +141,8 @@ class SimChain:
                 block.transactions.append(each)
                 self.places[each.hash] = block.number
             self.pool = waiting
+            for kind in {(emitter, topics[0]): None for emitter, topics, _ in block.events}:
+                self.eventful.setdefault(kind, []).append(block.number)
         self.final_number = max(self.final_number, block.number - self.depth)
 
     def _execute(self, transaction: Transaction, block: SimBlock) -> None:
@@ -187,6 +193,8 @@ class SimChain:
             return False
         undone = self.blocks[-count:]
         self.blocks = self.blocks[:-count]
+        for numbers in self.eventful.values():
+            del numbers[bisect_left(numbers, len(self.blocks)) :]
         for block in undone:
             for nonce in block.used:
                 del self.used[nonce]

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from eth_abi.abi import encode
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, is_rate_limit, selector
 from x402guard.evm import Address
-from x402guard.testing.simulator.chain import SimBlock, SimChain, Transaction
+from x402guard.testing.simulator.chain import SimBlock, SimChain, SimEvent, Transaction
 from x402guard.testing.simulator.draws import Draws
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.upto import UPTO_PROXY
@@ -43,6 +44,12 @@ class Endpoint:
     no_logs: bool = False
     led_to: list[SimBlock] | None = None
     lies: bool = False
+    used_on_fork: dict[int, int] = field(default_factory=dict)
+    """The block of each nonce that is used on its fork."""
+
+    def leave(self, blocks: Sequence[SimBlock], used: Mapping[int, int]) -> None:
+        """Let it stand on these blocks from now on; *used* is the block of each nonce in them."""
+        self.fork, self.used_on_fork = list(blocks), dict(used)
 
     def heal(self) -> None:
         """Make it honest, complete and up to date."""
@@ -79,7 +86,7 @@ class SimRpc(JsonRpc):
         self._pinned: int | None = None
         self.hops = 0.0
         self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
-            "eth_blockNumber": lambda node, _: self._blocks(node)[-1].number,
+            "eth_blockNumber": lambda node, _: self._last(node),
             "eth_getBlockByNumber": self._block,
             "eth_getLogs": self._logs,
             "eth_getTransactionByHash": self._sent,
@@ -169,7 +176,8 @@ class SimRpc(JsonRpc):
         if node.led_to is not None:
             return False
         if node.fork is not None:
-            return any(nonce in block.used for block in node.fork[: upto + 1])
+            number = node.used_on_fork.get(nonce)
+            return number is not None and number <= upto
         number = self._chain.used.get(nonce)
         return number is not None and number <= upto
 
@@ -181,24 +189,31 @@ class SimRpc(JsonRpc):
             for each in blocks[len(node.led_to) :]:
                 node.led_to.append(SimBlock(each.number, f"0x{each.number:064x}", each.time))
             return node.led_to
-        return blocks[: max(1, len(blocks) - node.lag)] if node.lag else blocks
+        return blocks
+
+    def _last(self, node: Endpoint) -> int:
+        """Return the number of the last block that a node knows. One that has left the network lags behind nothing."""
+        blocks = self._blocks(node)
+        return max(0, len(blocks) - 1 - (node.lag if blocks is self._chain.blocks else 0))
 
     def _upto(self, node: Endpoint, block: Any) -> int:
         """Return the number of the block that *block* names: a tag, a number, or EIP-1898."""
-        blocks = self._blocks(node)
+        last = self._last(node)
         if block == "latest":
-            return len(blocks) - 1
+            return last
         if block in ("finalized", "safe"):
-            behind = len(blocks) - 1 - self._chain.depth
-            final = max(behind, self._chain.final_number) if blocks is self._chain.blocks else behind
-            return min(max(final, 0), len(blocks) - 1)
+            behind = last - self._chain.depth
+            follows = self._blocks(node) is self._chain.blocks and not node.lag
+            final = max(behind, self._chain.final_number) if follows else behind
+            return min(max(final, 0), last)
         if isinstance(block, Mapping):
-            for each in reversed(blocks):
-                if each.hash == block["blockHash"]:
-                    return each.number
+            blocks = self._blocks(node)
+            for number in range(last, -1, -1):
+                if blocks[number].hash == block["blockHash"]:
+                    return number
             raise NodeRefuses("no canonical block has this hash")
         number = int(block, 16)
-        if number >= len(blocks):
+        if number > last:
             raise NodeRefuses("there is no such block yet")
         return number
 
@@ -214,9 +229,26 @@ class SimRpc(JsonRpc):
             raise NodeRefuses("this node keeps no old logs")
         query = params[0]
         wanted, address = query["topics"], query["address"].lower()
-        blocks = self._blocks(node)[int(query["fromBlock"], 16) : int(query["toBlock"], 16) + 1]
-        events = [each for block in blocks if block.events for each in block.events]
+        kinds = wanted[0] if type(wanted[0]) is list else wanted[:1]
+        events: Iterable[SimEvent] = (
+            event
+            for block in self._eventful(node, address, kinds, int(query["fromBlock"], 16), int(query["toBlock"], 16))
+            for event in block.events
+        )
         return [log for emitter, topics, log in events if emitter == address and _fits(topics, wanted)]
+
+    def _eventful(
+        self, node: Endpoint, emitter: str, kinds: Iterable[str], first: int, last: int
+    ) -> Sequence[SimBlock]:
+        """Return the blocks from *first* to *last* in which a contract may have emitted events of these kinds."""
+        if node.fork is not None or node.led_to is not None:
+            return self._blocks(node)[first : last + 1]
+        blocks, last = self._chain.blocks, min(last, self._last(node))
+        numbers: set[int] = set()
+        for kind in kinds:
+            every = self._chain.eventful.get((emitter, kind), ())
+            numbers.update(every[bisect_left(every, first) : bisect_right(every, last)])
+        return [blocks[number] for number in sorted(numbers)]
 
     def _found(self, node: Endpoint, transaction: str) -> tuple[SimBlock, Transaction] | None:
         wanted = transaction.lower()
@@ -224,7 +256,7 @@ class SimRpc(JsonRpc):
             return None
         if node.fork is None:
             number = self._chain.places.get(wanted)
-            places = [] if number is None else self._blocks(node)[number : number + 1]
+            places = [] if number is None or number > self._last(node) else [self._chain.blocks[number]]
         else:
             places = node.fork[::-1]
         return next(((block, sent) for block in places for sent in block.transactions if sent.hash == wanted), None)

@@ -9,7 +9,7 @@ from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable, 
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.effects import Flow
 from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
-from x402guard.ledger.model import WALLET, Evidence, HoldState, NodeKind, NodeState
+from x402guard.ledger.model import WALLET, NodeKind, NodeState
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.view import LedgerView, Scope
@@ -115,7 +115,7 @@ class Owner:
         if guard is None or process.is_checking or due_ms is None or due_ms > self._world.time.ms:
             return
         process.recheck_ms, process.is_checking, process.checks = None, True, process.checks + 1
-        began_ms, troubles, waiting = self._world.time.ms, self._troubles(process), self._waiting()
+        began_ms, troubles, waiting = self._world.time.ms, self._troubles(process), list(self._books.claimed)
 
         def look() -> Flow[int]:
             since_ms: int | None = None
@@ -145,16 +145,10 @@ class Owner:
         well = all(endpoint.is_well for endpoint in world.endpoints) and process.reads_chain
         return world.endpoint_changes if well and not world.mix["rpc_hops"] and not world.mix["clock"] else None
 
-    def _waiting(self) -> list[str]:
-        """Return the payments that are captured on a claim alone and that a reader of the chain may ask about."""
-        holds = self._books.holds.values()
-        claimed = (hold for hold in holds if hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CLAIMED)
-        return [hold.id for hold in claimed if hold.chain_evidence]
-
     def _check_asked(self, waiting: list[str], since_ms: int) -> None:
         """After a background check, it has asked about every claim that waited at its begin: none waits behind others."""
-        still = set(self._waiting())
-        for hold in (self._books.holds[hold_id] for hold_id in waiting if hold_id in still):
+        claimed = self._books.claimed
+        for hold in (claimed[hold_id] for hold_id in waiting if hold_id in claimed):
             if max(hold.checked_ms, hold.closed_ms) < since_ms - _OFTEN_ENOUGH_MS:
                 raise Violation("claim-unchecked", f"a background check has left out {hold}")
 

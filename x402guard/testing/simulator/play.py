@@ -445,7 +445,7 @@ class Play:
         elif how == "lag" and mix("rpc_lag", 1, draws):
             endpoint.lag = draws.pick((1, 3, 8))
         elif how == "fork" and mix("rpc_fork", 1, draws):
-            endpoint.fork = list(self.world.chain.blocks)
+            endpoint.leave(self.world.chain.blocks, self.world.chain.used)
         elif how == "nonsense" and mix("rpc_nonsense", 1, draws):
             endpoint.nonsense = draws.pick((0.02, 0.3))
         elif how == "limit" and mix("rpc_limit", 1, draws):

@@ -33,6 +33,7 @@ _SCHEMES: Final[Mapping[Flavour, Sequence[str]]] = {
     "nodes": ("exact", "permit2", "permit2", "upto", "upto"),
     "forks": ("exact", "exact", "v1", "permit2", "upto"),
     "away": ("exact", "exact", "v1", "permit2", "upto"),
+    "busy": ("exact", "exact", "v1", "permit2", "upto"),
 }
 _PRICES: Final[Mapping[Flavour, Sequence[int]]] = {
     "mixed": (1_000, 10_000, 10_000, 20_000, 50_000, 100_000, 7_777),
@@ -42,10 +43,12 @@ _PRICES: Final[Mapping[Flavour, Sequence[int]]] = {
     "nodes": (1_000, 10_000, 7_777),
     "forks": (1_000, 5_000, 10_000, 10_000, 50_000),
     "away": (1_000, 10_000, 20_000, 50_000),
+    "busy": (1_000, 5_000, 7_777, 10_000),
 }
 
 _EXPOSURES: Final[Mapping[Flavour, Sequence[str | None]]] = {"remainders": ("$0.02", "$0.10", "$1.00")}
 _ENDPOINTS: Final[Mapping[Flavour, int]] = {"nodes": 1, "forks": 3}
+_WANTS: Final[Mapping[Flavour, int]] = {"dense": 60, "busy": 240}
 
 
 class _Characters:
@@ -88,7 +91,7 @@ class Scene:
 def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, trace: list[str] | None) -> Scene:
     """Return the scene of a run. *sellers* and *policy* take the place of the drawn ones, if they are given."""
     draws = Draws.named(case.seed, "scene")
-    dense, midnight = case.plays == "dense", case.plays in ("midnight", "remainders")
+    dense, midnight, busy = case.plays == "dense", case.plays in ("midnight", "remainders"), case.plays == "busy"
     mix = case.mix()
     time = TrueTime(_BEGAN_MS - draws.pick((20, 60, 120) if midnight else (30, 120, 400, 3_600, 40_000)) * 1_000)
     network = draws.pick(("eip155:84532", "eip155:84532", "eip155:8453"))
@@ -102,7 +105,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
     rpcs: list[SimRpc] = []
     blind = draws.chance(0.06)
     wallet = draws.pick(("$0.30", "$3.00", "$50.00", "$50.00", None, None))
-    wallet = wallet and ("$50.00" if dense or midnight else wallet)
+    wallet = wallet and ("$9000.00" if busy else "$50.00" if dense or midnight else wallet)
     for number in range(draws.pick((1, 2, 2, 3))):
         machine = draws.pick(machines)
         reads = not blind and (number == 0 or draws.chance(0.8))
@@ -122,8 +125,10 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
     ]
     for number, seller in enumerate(shops):
         seller.payee = seller.payee or str(parse_address("0x" + f"{number + 1:02x}" * 20))
-    wants = [_want(number, draws, shops, case.plays) for number in range(60 if dense else draws.pick((6, 12, 24)))]
-    return Scene(world, wants, shops, _plans(draws, dense=dense, midnight=midnight), rpcs)
+    many = _WANTS.get(case.plays) or draws.pick((6, 12, 24))
+    wants = [_want(number, draws, shops, case.plays) for number in range(many)]
+    plans = _large_plans(draws) if busy else _plans(draws, dense=dense, midnight=midnight)
+    return Scene(world, wants, shops, plans, rpcs)
 
 
 def _pace(draws: Draws, flavour: Flavour) -> tuple[int, int]:
@@ -131,6 +136,8 @@ def _pace(draws: Draws, flavour: Flavour) -> tuple[int, int]:
     depth, block_s = draws.pick((0, 1, 2, 3, 6, 12, 64)), draws.pick((2, 2, 6, 12))
     if flavour in ("midnight", "remainders"):
         return 12, 12
+    if flavour == "busy":
+        return min(depth, 3), 2
     if flavour == "dense" and depth > 1:
         return 64, 12
     return depth, 12 if flavour == "nodes" else block_s
@@ -200,3 +207,12 @@ def _plans(draws: Draws, *, dense: bool, midnight: bool) -> list[SessionPlan]:
         reserve = draws.pick((None, None, "10%"))
         plans.append(SessionPlan(f"run-{number}", budget, reserve, draws.pick((5_000, 100_000)), draws.pick(around)))
     return plans
+
+
+def _large_plans(draws: Draws) -> list[SessionPlan]:
+    """Return sessions that never lack budget."""
+    team = (("team", "$9000.00", draws.pick(("day", "week", None))),)
+    return [
+        SessionPlan(f"run-{number}", "$4000.00", None, 100_000, draws.pick(((), team)))
+        for number in range(draws.pick((1, 2, 3)))
+    ]

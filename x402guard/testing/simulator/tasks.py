@@ -136,7 +136,7 @@ class Task(Generic[R]):
         self.number, self.actor, self.flow = number, actor, flow
         self.draws, self.line, self.is_over = draws, line, False
         self.effect: Effect | None = None
-        self._context = copy_context()
+        self._context = copy_context() if actor.process is None else actor.process.context.copy()
         self._tasks, self._world, self._on_end = tasks, tasks.world, on_end
         self._turn = 0
         self._slot: Slot | None = None
