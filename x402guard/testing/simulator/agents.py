@@ -164,6 +164,7 @@ class Agents:
 
             def noted(_value: None, error: BaseException | None) -> None:
                 signed.cut_in = guard if error is not None else None
+                signed.handed_over = receipt.presented if had and error is None else signed.handed_over
                 ending.gone()
 
             if guard.shell.late_writes is None:

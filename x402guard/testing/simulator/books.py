@@ -25,6 +25,7 @@ from x402guard.testing.simulator.world import Violation, World
 
 _SIGNATURE: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{130}(?![0-9a-f])", re.IGNORECASE)
 _KINDS_WITH_ROOM: Final = frozenset({"payment", "llm", "tool"})
+_NOT_HANDED_OVER: Final = frozenset({Delivery.OPEN, Delivery.LOST})
 
 
 @dataclass(eq=False, slots=True)
@@ -182,6 +183,8 @@ class Books:
             takeable = self._world.chain.takeable(signed.intent) * self._unit
             if counted < takeable and not self._is_exposed(hold, takeable - counted):
                 raise Violation("undercounted", f"{counted} of {takeable} that the chain has taken or may take: {hold}")
+        if signed is not None and signed.handed_over == hold.presented and hold.delivery in _NOT_HANDED_OVER:
+            raise Violation("lost-though-delivered", f"{signed.want} has been handed over: {hold}")
         billed = self.billed.get(hold.id)
         if billed is not None and counted < billed:
             raise Violation("below-the-bill", f"{counted} counted of {billed} billed: {hold}")
@@ -363,6 +366,8 @@ class Books:
             self._take_node(node)
         for hold in holds:
             self._take(hold)
+            if hold.id in self.signed and hold.delivery in _NOT_HANDED_OVER:
+                self.signed[hold.id].handed_over = None  # that note need not be durable
 
 
 def _told(entry: Entry) -> int:

@@ -82,6 +82,7 @@ class Signed:
     Attributes:
         sent: a copy of the signature has left the process.
         read_by: the presentations of it whose answers an agent has read whole.
+        handed_over: the presentation whose answer the ledger has noted as handed over.
         cut_in: the guard whose agent was cut off from an answer to it, until the ledger has that.
         settled_by: the transaction with which its seller took it, if it did.
     """
@@ -94,6 +95,7 @@ class Signed:
     at_ms: int
     sent: bool = False
     read_by: set[int] = field(default_factory=set)
+    handed_over: int | None = None
     cut_in: object | None = None
     settled_by: Transaction | None = None
 
