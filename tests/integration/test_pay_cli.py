@@ -66,6 +66,18 @@ def test_a_dry_run_says_what_the_budget_and_the_wallet_would(pay, tmp_path):
     assert "  the wallet is tripped: x402guard reset wallet opens it again\n" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["pay", "policy"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/images/generations"])
+def test_what_a_provider_bills_is_sent_to_no_provider_without_a_hold(command, path, tmp_path):
+    with Trickler() as provider:
+        settings = {"X402GUARD_METERING": json.dumps({"endpoints": {f"{provider.url}/v1": "openai"}})}
+        url, body = f"{provider.url}{path}", ("--data", '{"model": "gpt-4o"}')
+        words = ("pay", url, "--budget", "0.50", "--dry-run") if command == "pay" else ("policy", "explain", url)
+        done = forked(*words, *body, cwd=tmp_path, **settings)
+    assert (done.returncode, provider.asked) == (2, [])
+    assert "is metered, so asking would cost what the call costs" in " ".join(done.stderr.split())
+
+
 def test_what_does_not_fit_is_refused_and_nothing_is_paid(pay, tmp_path):
     done = pay("/opinion/42", "--budget", "0.001")
     assert done.returncode == 2

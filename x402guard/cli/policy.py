@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
+from x402guard.guard.arguments import meter_of
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.explain import Explained, Explainer
@@ -114,7 +115,7 @@ def explain(
 
 def explainer_of(settings: Settings) -> Explainer:
     """Return what explains the rules of the settings. Raises ``ConfigError``."""
-    return Explainer(settings.policy.build(), settings.registry(), settings.asks)
+    return Explainer(settings.policy.build(), settings.registry(), settings.asks, meter_of(settings.metering.build()))
 
 
 def show_verdicts(lines: list[Explained], *, as_json: bool) -> None:

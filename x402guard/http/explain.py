@@ -17,6 +17,7 @@ from x402guard.http.request import mark_guarded, request_facts
 from x402guard.http.response import decoded_body
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
+from x402guard.llm.meter import Meter, Unmetered, classify
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.policy.judge import judge
@@ -60,12 +61,14 @@ class Explainer(Struct, frozen=True):
         rules: the rules.
         registry: the tokens that may be paid with.
         asks: there is an approver.
+        meter: knows the calls that are billed without a 402: none is sent to be explained.
         most: what can be paid at most, in nano-dollars, and why; None if that is not asked.
     """
 
     rules: Policy
     registry: AssetRegistry
     asks: bool
+    meter: Meter
     most: tuple[Nanos, str] | None = None
 
     def tool(self, name: str) -> Explained:
@@ -73,7 +76,11 @@ class Explainer(Struct, frozen=True):
         return self._explained(name, judge(self.rules, Subject(HoldKind.TOOL, (name,), Nanos(0))))
 
     def url(self, request: httpx.Request) -> list[Explained]:
-        """Send a request once, without a payment, and return what the rules make of each offer. Raises ``ConfigError``."""
+        """Send a request once, without a payment, and return what the rules make of each offer.
+
+        Raises ``ConfigError``, also for a call that its provider bills.
+        """
+        self.refuse_metered(request)
         url = str(request.url)
         try:
             with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
@@ -83,6 +90,15 @@ class Explainer(Struct, frozen=True):
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error
         return self.answer(request, answer, raw)
+
+    def refuse_metered(self, request: httpx.Request) -> None:
+        """Raise ``ConfigError`` for a call that its provider bills: what is explained is sent without a hold."""
+        facts = request_facts(request)
+        found = classify(self.meter, facts.method, facts.host, facts.url)
+        if found is not None and not isinstance(found, Unmetered):
+            what = f"{facts.method} {facts.host} is metered, so asking would cost what the call costs"
+            how = "call it within a budget: pay_and_fetch, or x402guard pay without --dry-run"
+            raise ConfigError(f"url: {what}; {how}")
 
     def answer(self, request: httpx.Request, answer: httpx.Response, raw: bytes) -> list[Explained]:
         """Return what the rules make of the offers in an answer with the body *raw*, as it was sent."""

@@ -41,13 +41,12 @@ from x402guard.errors import ConfigError, LedgerUnavailable, ProtocolError, Sett
 from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.guard.session import Session
 from x402guard.http.explain import MOST_BYTES, Explainer
-from x402guard.http.request import mark_guarded, may_be_billed, request_facts
+from x402guard.http.request import mark_guarded, may_be_billed
 from x402guard.http.response import decoded_body, problem
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.ledger.queries import path_of
 from x402guard.ledger.tree import remaining
-from x402guard.llm.meter import Unmetered, classify
 from x402guard.money import format_dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.views.words import printable
@@ -258,7 +257,7 @@ class Wallet:
     async def _quote(self, given: _Request) -> CallToolResult:
         request = given.made()
         await refuse_inside(request.url, self._explainer.rules)
-        self._refuse_metered(request)
+        self._explainer.refuse_metered(request)
         with anyio.fail_after(_QUOTE_S):
             answer = await self._inner.handle_async_request(mark_guarded(request))
             try:
@@ -270,14 +269,6 @@ class Wallet:
             raise ProtocolError(f"it has more than {MOST_BYTES} bytes", field="body")
         lines = self._explainer.answer(request, answer, raw)
         return _told({"offers": [line.to_dict() for line in lines], "remaining": str(await self._remaining())})
-
-    def _refuse_metered(self, request: httpx.Request) -> None:
-        """Raise ``ConfigError`` for what a provider would bill: a quote is sent without a hold."""
-        meter, facts = self._session.meter, request_facts(request)
-        found = None if meter is None else classify(meter, facts.method, facts.host, facts.url)
-        if found is not None and not isinstance(found, Unmetered):
-            what = f"{facts.method} {facts.host} is metered, so asking would cost what the call costs"
-            raise ConfigError(f"url: {what}; call it with pay_and_fetch, which stays within the budget")
 
     async def _budget(self, _given: _NoArguments) -> CallToolResult:
         def read() -> dict[str, Any]:

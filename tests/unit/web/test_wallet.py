@@ -25,7 +25,7 @@ def shop():
 
 def call(shop, tool, path="/page"):
     async def go(session, rules):
-        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False))
+        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False, meter=session.meter))
         params = CallToolRequestParams(name=tool, arguments={"url": shop.url + path})
         try:
             return await wallet._call_tool(None, params)
@@ -86,7 +86,7 @@ def call_model(shop, tool, path="/v1/chat/completions"):
     """Call a model of the owner's endpoint with a tool; return the result, and what counts."""
 
     async def go(session, rules):
-        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False))
+        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False, meter=session.meter))
         arguments = {"url": shop.url + path, "method": "post", "body": ASKED}
         try:
             return await wallet._call_tool(None, CallToolRequestParams(name=tool, arguments=arguments))

@@ -37,6 +37,7 @@ from x402guard.x402.signer import LocalSigner
 
 _DAY_MS: Final = 86_400_000
 _MOST_STEPS: Final = 400_000
+_MOST_STEPS_A_STIMULUS: Final = 1_000
 _DOWN_MS: Final = (0, 1_000, 10_000, 40_000, 200_000)
 _SKEWS_MS: Final = (0, 0, -20_000, -3_000, 900, 20_000, 100_000, -100_000, -100_000, -250_000)
 
@@ -69,6 +70,7 @@ class Play:
         self.owner = Owner(self.world, self.books, self.tasks)
         self.disk: SimMemory | None = None
         self._full_until_ms = 0
+        self._most_steps = max(_MOST_STEPS, _MOST_STEPS_A_STIMULUS * case.length)
         self._folder = TemporaryDirectory() if case.store == "sqlite" else None
         self._stores: dict[str, LedgerStore] = {}
         self._acts = self._acts_by_name()
@@ -104,10 +106,9 @@ class Play:
             for nonce in touched:
                 self.books.note_chain(nonce)
             touched.clear()
-        if self.world.counts.steps > _MOST_STEPS:
-            raise Violation(
-                "never-ends", f"after {_MOST_STEPS} steps: {[str(task) for task in self.tasks.running.values()][:5]}"
-            )
+        if self.world.counts.steps > self._most_steps:
+            under_way = [str(task) for task in self.tasks.running.values()][:5]
+            raise Violation("never-ends", f"after {self._most_steps} steps: {under_way}")
 
     def drain(self) -> None:
         """Play until nothing is under way."""
