@@ -24,7 +24,7 @@ from x402guard.ledger.model import (
     NodeKind,
     Purpose,
 )
-from x402guard.ledger.purchases import hand_over, lose
+from x402guard.ledger.purchases import hand_over, lose, presentation_of, take_back
 from x402guard.ledger.transitions import Capture, Correct, Note, apply, begin
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
@@ -122,11 +122,14 @@ def count_again(view: LedgerView, lost: Iterable[Written]) -> int:
     """Enter the holds that the ledger's server has lost, and what else it counts too low; return how many these are.
 
     Each counts as it did: a payment until the chain decides, whatever else was captured as captured. It counts in its own
-    budget, or in the nearest one above that is not lost as well, also past a limit.
+    budget, or in the nearest one above that is not lost as well, also past a limit. A purchase that the ledger has as handed
+    over, and that was opened again or lost after that, is so again.
     """
     entered = 0
     for each in lost:
         here = view.hold(each.hold.id)
+        if here is not None:
+            _open_again(view, here, each.hold)
         if here is None and each.hold.state in _COUNTED:
             _enter(view, each)
         elif here is None or not _counts_less(here, each.hold):
@@ -157,6 +160,15 @@ def _enter(view: LedgerView, each: Written) -> None:
     if hold.state is HoldState.CAPTURED and not is_payment:
         apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note=_AGAIN))
     trip_exceeded(view, again.node_id)
+
+
+def _open_again(view: LedgerView, here: Hold, written: Hold) -> None:
+    if here.delivery is not Delivery.DONE or presentation_of(here) != presentation_of(written):
+        return
+    if written.delivery is Delivery.OPEN:
+        take_back(view, presentation_of(written))
+    elif written.delivery is Delivery.LOST:
+        lose(view, presentation_of(written))
 
 
 def _counts_less(here: Hold, written: Hold) -> bool:

@@ -84,6 +84,18 @@ def test_what_was_lost_of_a_hold_that_is_there_counts_again_if_it_is_more(correc
     assert (books.node("s").state is NodeState.TRIPPED) is (usd(counted) > usd("$0.40"))
 
 
+@pytest.mark.parametrize("here", [Delivery.OPEN, Delivery.LOST, Delivery.DONE, Delivery.FORGIVEN])
+@pytest.mark.parametrize("written", [Delivery.OPEN, Delivery.LOST, Delivery.DONE, Delivery.FORGIVEN])
+@pytest.mark.parametrize("presented", [0, 1])
+def test_a_purchase_that_was_not_handed_over_in_the_end_is_open_again(here, written, presented):
+    books = Books(wallet="$5.00")
+    hold = books.hold("paid", "$0.10")
+    books.change(lambda view: view.put_hold(replace(view.known_hold("paid"), delivery=here)), holds=("paid",))
+    enter(books, Written(replace(hold, delivery=written, presented=presented), {}, ("s", WALLET)))
+    opened = here is Delivery.DONE and written in (Delivery.OPEN, Delivery.LOST) and presented == 0
+    assert books.store.hold("paid").delivery is (written if opened else here)
+
+
 def test_below_a_budget_that_is_lost_it_counts_in_the_next_one_above():
     books = Books(wallet="$5.00")
     assert enter(books, lost("far", node="gone", above=("gone too", "s", WALLET))) == 1
