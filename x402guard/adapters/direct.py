@@ -59,6 +59,7 @@ class Offered(Struct, frozen=True):
         purchase: the caller's own name of the purchase, or None.
         pay_again: the caller wants a second payment even if one is in doubt.
         max_price: the price that the caller was quoted, in dollars; None without one.
+        tool: the tool that is bought, as the owner's rules name it; else "".
     """
 
     required: Mapping[str, Any]
@@ -67,6 +68,7 @@ class Offered(Struct, frozen=True):
     purchase: str | None = None
     pay_again: bool = False
     max_price: Dollars | None = None
+    tool: str = ""
 
     def facts(self) -> RequestFacts:
         """Return the facts of a request for the core, with 32 new random bytes. Raises ``ConfigError``."""
@@ -93,6 +95,7 @@ class Offered(Struct, frozen=True):
             pay_again=self.pay_again,
             body=self.body,
             max_price=None if self.max_price is None else check_dollars("max_price", self.max_price),
+            tool=self.tool,
             read_s=None,
         )
 

@@ -101,9 +101,8 @@ class GuardedMCPSession:
         """
 
         async def call(**given: Any) -> Any:
-            offer = Offered(
-                {}, f"{self._place}/{quote(name, safe='')}", _canonical(given), purchase, pay_again, max_price
-            )
+            place = f"{self._place}/{quote(name, safe='')}"
+            offer = Offered({}, place, _canonical(given), purchase, pay_again, max_price, tool)
             return await self._bought(name, given, offer, options)
 
         tool = f"{self._name}/{name}"

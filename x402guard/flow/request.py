@@ -43,6 +43,7 @@ class RequestFacts(Struct, frozen=True):
         body: of the request, as far as it was kept.
         max_price: the price that the caller was quoted, in nano-dollars; None without one.
         host_header: the ``Host`` header, if it names another host than the URL; else "".
+        tool: the tool of another server that is bought, as the owner's rules name it; else "".
         read_s: how long the caller's own client waits for a piece of an answer, in seconds; None for no limit.
     """
 
@@ -63,6 +64,7 @@ class RequestFacts(Struct, frozen=True):
     body: bytes | None = None
     max_price: Nanos | None = None
     host_header: str = ""
+    tool: str = ""
     read_s: float | None = 0.0
 
     @property

@@ -90,12 +90,23 @@ class Rule:
 
     def holds_for(self, subject: Subject) -> bool:
         """Return whether the rule applies to a step."""
+        named = str(subject.kind) in self.kinds and any(
+            _matches(self.match, name, subject.kind) for name in subject.names
+        )
         return (
-            str(subject.kind) in self.kinds
-            and any(_matches(self.match, name, subject.kind) for name in subject.names)
+            (named or self._is_about_the_price_of(subject))
             and (self.more_than is None or subject.amount > self.more_than)
             and (self.payees is None or subject.payee.lower() in self.payees)
         )
+
+    def _is_about_the_price_of(self, subject: Subject) -> bool:
+        """True for the payment for a tool if the rule names that tool, and could not be judged before its price was known."""
+        if not subject.tool or not _matches(self.match, subject.tool, HoldKind.TOOL):
+            return False
+        if str(HoldKind.TOOL) not in self.kinds:
+            return str(HoldKind.PAYMENT) in self.kinds
+        capped = self.narrow is not None and self.narrow.most is not None
+        return capped or self.more_than is not None or self.payees is not None
 
 
 def _matches(pattern: str, name: str, kind: HoldKind) -> bool:

@@ -64,6 +64,7 @@ class Subject:
         amount: the price or the ceiling, in nano-dollars.
         payee: the address that is paid, or "".
         arguments: of a tool, or None if unknown.
+        tool: the tool that a payment is for, which was judged before as a tool without a price; "" for all others.
     """
 
     kind: HoldKind
@@ -71,6 +72,7 @@ class Subject:
     amount: Nanos
     payee: str = ""
     arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+    tool: str = ""
 
 
 class Verdict(Struct, frozen=True):

@@ -36,7 +36,7 @@ class Case(Struct, frozen=True):
     def subject(self) -> Subject:
         """The payment as the owner's rules see it."""
         amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
-        return Subject(HoldKind.PAYMENT, (whole_route_of(self.request),), amount, payee)
+        return Subject(HoldKind.PAYMENT, (whole_route_of(self.request),), amount, payee, tool=self.request.tool)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]
