@@ -33,6 +33,7 @@ from x402guard.testing import Server, Testnet
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 PAYEE = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
+HOST = httpx.URL(URL).host
 SIGNED = {"from": PAYEE, "to": PAYEE, "value": "250000", "validAfter": "0", "validBefore": "9999999999", "nonce": "0x1"}
 PAID = {
     "x402Version": 2,
@@ -219,12 +220,20 @@ def test_a36_the_dearest_token_counts_because_the_token_is_not_signed():
         ({"hosts": {"other.example"}}, {}, "hosts"),
         ({"payees": {"0x" + "11" * 20}}, {}, "payees"),
         ({"per_payment_cap": "$0.20"}, {}, "per_payment_cap"),
+        ({"networks": ["eip155:43113"]}, {}, "networks"),
+        ({"rules": [Rule(name="r", action="deny", match=f"* {HOST}/*")]}, {}, "r"),
+        ({"rules": [Rule(name="r", action="deny", payees=[PAYEE])]}, {}, "r"),
+        ({"rules": [Rule(name="r", action="deny", kinds=["payment"], above="$0.20")]}, {}, "r"),
+        ({"rules": [Rule(name="r", action="ask", kinds=["payment"], above="$0.20")]}, {}, "r"),
+        ({"rules": [Rule(name="r", action="narrow", kinds=["payment"], ceiling="$0.20")]}, {}, "r"),
+        ({"rules": [Rule(name="r", action="deny", kinds=["payment"], above="$0.25")]}, {}, None),
+        ({"rules": [Rule(name="r", action="narrow", kinds=["payment"], ceiling="$0.25")]}, {}, None),
         ({}, {"hosts": {"other.example"}}, "hosts"),
         ({}, {"payees": {"0x" + "11" * 20}}, "payees"),
         ({}, {"tools": {"search"}}, None),
     ],
 )
-def test_a36_the_owners_lists_hold_for_what_is_booked(policy, session, rule):
+def test_a36_the_owners_lists_and_rules_hold_for_what_is_booked(policy, session, rule):
     seen = []
     with make_guard(policy=Policy(foreign_payments="book", **policy)) as guard:
         with guard.session("s", budget="$1.00", **session) as opened:

@@ -1,5 +1,6 @@
 """Functions that can be undone, and what they have done: a process of a test imports them, as an owner's own would be."""
 
+import asyncio
 import os
 import threading
 import time
@@ -49,6 +50,14 @@ def stuck(action):
 async def aput(key):
     note("aput", key)
     await anyio.sleep(0)
+    return key
+
+
+@x402guard.reversible(undo=f"{HOME}:aunput")
+async def acancelled(key):
+    """Cancels its own task as its last act: the cancellation comes while the end of the action is written."""
+    note("acancelled", key)
+    asyncio.current_task().cancel()
     return key
 
 

@@ -105,6 +105,7 @@ class GuardedMCPSession:
             offer = Offered({}, place, _canonical(given), purchase, pay_again, max_price, tool)
             return await self._bought(name, given, offer, options)
 
+        _canonical(arguments)  # what cannot be sent costs nothing
         tool = f"{self._name}/{name}"
         if name not in self._costs:
             return await self._counted(tool, arguments or {}, call)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
+import anyio
 from msgspec import Struct
 
 from x402guard.errors import ConfigError, SessionClosed
@@ -135,7 +136,11 @@ class _Reversible(Struct, frozen=True):
         except BaseException:
             await close_to_the_end(partial(_undo_now, session, action))
             raise
-        await close_to_the_end(partial(_finish, session, action, plain))
+        try:
+            await close_to_the_end(partial(_finish, session, action, plain))
+        except anyio.get_cancelled_exc_class():
+            await close_to_the_end(partial(_undo_now, session, action))  # its caller has no result, and may ask again
+            raise
         return result
 
     def _delay_ms(self) -> int:

@@ -201,10 +201,10 @@ def _error() -> BaseException | None:
     """Return the error that is being handled here, or None.
 
     While one propagates, the HTTP library closes the answer and the caller gets the error instead: an answer that
-    cannot be decoded, or an error of the caller's own code in the middle of a body.
+    cannot be decoded, or an error of the caller's own code in the middle of a body. A generator around the answer that is
+    dropped says by GeneratorExit that its caller reads no further, be it by choice or by an error, which cannot be seen.
     """
-    error = sys.exc_info()[1]
-    return None if isinstance(error, GeneratorExit) else error
+    return sys.exc_info()[1]
 
 
 class Watched:

@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow
 from x402guard.flow.refusals import enforce, refused
-from x402guard.flow.request import RequestFacts, route_of
+from x402guard.flow.request import RequestFacts, route_of, whole_route_of
 from x402guard.frozen import replace
 from x402guard.http.request import lines_of, request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import HoldKind
+from x402guard.policy import Policy
 from x402guard.policy.reach import judge_reach
+from x402guard.policy.rules import judge_rules
+from x402guard.policy.verdicts import Subject
 from x402guard.tools.flow import ToolCall, charge_tool
+from x402guard.x402.challenge import above_quote, denied
 from x402guard.x402.foreign import ForeignPayment, Taking, most_taken, payments_in
-from x402guard.x402.offer_rules import judge_amount, judge_host, judge_payee
+from x402guard.x402.offer_rules import judge_amount, judge_host, judge_network, judge_payee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,20 +35,20 @@ FOREIGN: Final = "foreign_payment"
 R = TypeVar("R")
 
 
-def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: str, route: str) -> Flow[None]:
+def judge_foreign(context: Context, payments: Sequence[ForeignPayment], request: RequestFacts) -> Flow[None]:
     """Refuse, book or let pass the payments of a request that the guard did not make, as the policy says.
 
     A booked one is charged before it is sent, once however often it is sent. Raises the refusal. In shadow mode a
     payment is booked instead of refused, if its amount can be read.
     """
-    choice = context.policy.foreign_payments
+    choice, route = context.policy.foreign_payments, route_of(request)
     for payment in payments if choice != "allow" else ():
         taking = most_taken(payment, context.registry) if choice == "book" or context.shadow else None
         if taking is None:
             raise (yield from refused(context, _refusal(payment, route, choice)))
         if choice == "refuse":
             yield from enforce(context, _refusal(payment, route, choice))
-        objection = _objection(context, taking, host)
+        objection = _objection(context, taking, request)
         if objection is not None:
             yield from enforce(context, objection)
         call = ToolCall(FOREIGN, taking.amount, payment.digest, arguments={"route": route}, fixed=True)
@@ -51,18 +56,29 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: st
         yield from charge_tool(replace(context, reach=()), call)
 
 
-def _objection(context: Context, taking: Taking, host: str) -> Refusal | None:
-    """Return the refusal by the owner's lists and cap, which hold for every payment."""
-    policy, payee = context.policy, taking.payee or "unknown"
+def _objection(context: Context, taking: Taking, request: RequestFacts) -> Refusal | None:
+    """Return the refusal by the owner's lists, cap and rules, or by a quote, which hold for every payment."""
+    policy, payee, host = context.policy, taking.payee or "unknown", request.host
     listed = judge_host(policy, host) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
-    return listed or judge_reach(context.reach, host=host, payee=payee)
+    reached = listed or judge_network(policy, taking.network) or judge_reach(context.reach, host=host, payee=payee)
+    return reached or above_quote(taking.amount, request, context) or _ruled_out(policy, taking, request)
+
+
+def _ruled_out(policy: Policy, taking: Taking, request: RequestFacts) -> Refusal | None:
+    """Return the refusal by the owner's rules. No approver is asked about a payment that another client has signed already."""
+    subject = Subject(HoldKind.PAYMENT, (whole_route_of(request),), taking.amount, taking.payee)
+    verdict = judge_rules(policy.rules or (), subject)
+    if verdict.action == "ask":
+        reason = f"{verdict.reason}, and no approver is asked about a payment of another client"
+        return Refusal(verdict.rule, reason, taking.amount)
+    return denied(verdict, taking.amount)
 
 
 def after_foreign(
     context: Context, payments: Sequence[ForeignPayment], request: RequestFacts, flow: Flow[R]
 ) -> Flow[R]:
     """Return *flow* after the judgement on a request's foreign payments."""
-    yield from judge_foreign(context, payments, request.host, route_of(request))
+    yield from judge_foreign(context, payments, request)
     return (yield from flow)
 
 
@@ -78,7 +94,7 @@ def judge_leaving(
     if not payments:
         return None
     payer, facts = innermost(), request_facts(request)
-    return judge_foreign(payer.context, payments, facts.host, route_of(facts)), payer.shell
+    return judge_foreign(payer.context, payments, facts), payer.shell
 
 
 def _refusal(payment: ForeignPayment, route: str, choice: str) -> Refusal:

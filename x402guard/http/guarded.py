@@ -22,6 +22,7 @@ from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_asy
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
 from x402guard.http.foreign import after_foreign
+from x402guard.http.leaving import CONNECT
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import (
     Incoming,
@@ -221,6 +222,8 @@ class Guarded:
         facts = describe_request(incoming, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
+        if facts.method == CONNECT:
+            return _refuse(context, _TUNNEL)
         if not incoming.address.plain:
             return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
         exchange.outgoing = OutgoingRequest(
@@ -417,6 +420,11 @@ _TARGET: Final = Refusal(
 )
 
 
+_TUNNEL: Final = Refusal(
+    "method",
+    "a CONNECT opens a tunnel, through which requests pass the guard",
+    advice="Name a proxy by the client's proxy argument, and send the request itself.",
+)
 _HOST: Final = "the URL's host has other characters than letters, digits, '-', '_' and '.', and is no IP address"
 
 

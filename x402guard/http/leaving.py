@@ -12,22 +12,27 @@ from typing import Any, Final
 TRACE: Final = "trace"
 """The request extension by which httpcore tells what it does. Source: its documentation of extensions."""
 
+CONNECT: Final = "CONNECT"
+"""The method that opens a tunnel through a proxy: none for a client's request."""
+
 
 class Leaving:
-    """A request's trace, in front of the caller's own one.
+    """A request's trace, in front of the caller's own one. *connects*: the request is a CONNECT itself.
 
     Attributes:
         is_told: the pool tells what it does.
         has_left: the pool has begun to send the request, on any connection.
     """
 
-    def __init__(self, callers: Callable[[str, Mapping[str, Any]], Awaitable[None] | None] | None) -> None:
-        self._callers, self.is_told, self.has_left = callers, False, False
+    def __init__(
+        self, callers: Callable[[str, Mapping[str, Any]], Awaitable[None] | None] | None, *, connects: bool
+    ) -> None:
+        self._callers, self._connects, self.is_told, self.has_left = callers, connects, False, False
 
     def _note(self, event: str, info: Mapping[str, Any]) -> None:
         self.is_told = True
-        # A CONNECT to a proxy opens the way, and has no payment.
-        is_connect = getattr(info.get("request"), "method", b"") == b"CONNECT"
+        # The pool's own CONNECT to a proxy opens the way, and has no payment; a caller's CONNECT is refused before.
+        is_connect = getattr(info.get("request"), "method", b"") == CONNECT.encode() and not self._connects
         if ".send_request" in event and event.endswith(".started") and not is_connect:
             self.has_left = True
 

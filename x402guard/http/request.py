@@ -17,7 +17,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
-from x402guard.http.leaving import TRACE, Leaving
+from x402guard.http.leaving import CONNECT, TRACE, Leaving
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
@@ -288,7 +288,7 @@ def describe_request(
         redirected_from = named_by.get(place_of(request.url))
     return RequestFacts(
         method=request.method.upper(),
-        url=str(request.url),
+        url=str(request.url).partition("#")[0],  # what is after it never leaves
         origin=address.origin,
         host=address.host,
         secure=address.origin.startswith("https:"),
@@ -445,7 +445,7 @@ class OutgoingRequest:
             lines["content-length"] = str(len(body))
         copy.extensions[GUARDED] = _Mark(copy, self._judged)
         if self.stock and (pays or self._logical.is_metered):
-            self._leaving = Leaving(copy.extensions.get(TRACE))
+            self._leaving = Leaving(copy.extensions.get(TRACE), connects=copy.method.upper() == CONNECT)
             copy.extensions[TRACE] = self._leaving.atrace if self._awaits else self._leaving.trace
         if pays:
             limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)

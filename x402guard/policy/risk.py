@@ -47,7 +47,9 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 """Pattern → level. A tool that matches none is MEDIUM. ``send_email_*`` also matches ``send_email``."""
 
 _NOT_SIGNATURES: Final = ("sign_in_*", "sign_off_*", "sign_out_*", "sign_up_*")
-"""Names that match ``sign_*`` and sign nothing: they are MEDIUM."""
+"""Names that match ``sign_*`` and sign nothing. What else they name counts."""
+
+_WITHOUT_SIGN: Final = {pattern: level for pattern, level in DEFAULT_LEVELS.items() if pattern != "sign_*"}
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
@@ -105,11 +107,12 @@ class Risk:
         own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")
-        if any(_named(pattern, subject, within=False) for pattern in _NOT_SIGNATURES):
-            return "MEDIUM"
-        found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=False)]
+        table = (
+            _WITHOUT_SIGN if any(_named(each, subject, within=False) for each in _NOT_SIGNATURES) else DEFAULT_LEVELS
+        )
+        found = [level for pattern, level in table.items() if _named(pattern, subject, within=False)]
         if not found:
-            found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=True)]
+            found = [level for pattern, level in table.items() if _named(pattern, subject, within=True)]
         if is_disguised(subject.names[0]):
             found.append("HIGH")  # it is unknown which word it reads as
         return _highest(found, "MEDIUM")

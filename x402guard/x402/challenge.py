@@ -18,7 +18,7 @@ from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
-from x402guard.policy.verdicts import NO_VERDICT
+from x402guard.policy.verdicts import NO_VERDICT, Verdict
 from x402guard.x402.offer import Offer, conflicts_with_body, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
@@ -128,25 +128,25 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
     reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee)
-    objection, quoted = judge_offer(policy, case) or reached, _above_quote(case, context)
+    amount = Nanos(offer.amount_nanos)
+    objection, quoted = judge_offer(policy, case) or reached, above_quote(amount, case.request, context)
     if quoted is not None and (objection is None or context.shadow):
         return quoted  # the caller's own word for this request, and no rule
     if objection is None:
         case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
-        objection = _denied(case)
+        objection = denied(case.verdict, amount)
     if objection is not None and context.shadow:
         return replace(case, verdict=NO_VERDICT, excused=objection)
     return objection or case
 
 
-def _above_quote(case: Case, context: Context) -> Refusal | None:
-    """Return the refusal of an offer above a price that the request or its session was quoted."""
-    quotes = [] if case.request.max_price is None else [(case.request.max_price, "extensions['max_price']")]
+def above_quote(amount: Nanos, request: RequestFacts, context: Context) -> Refusal | None:
+    """Return the refusal of a payment of *amount* above a price that the request or its session was quoted."""
+    quotes = [] if request.max_price is None else [(request.max_price, "extensions['max_price']")]
     if context.quotes:
-        route = whole_route_of(case.request)
+        route = whole_route_of(request)
         quotes += [(most, f"session.expect({of!r})") for of, most in context.quotes if matches_route(of, route)]
     most, said_by = min(quotes, default=(None, ""))
-    amount = Nanos(case.offer.amount_nanos)
     if most is None or amount <= most:
         return None
     reason = f"${format_dollars(amount)} is above the quoted ${format_dollars(most)} ({said_by})"
@@ -169,9 +169,8 @@ def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
     return (yield from _unaffordable(offer, context))
 
 
-def _denied(case: Case) -> Refusal | None:
-    """Return the refusal if the owner's rules deny the offer or narrow it below the seller's price."""
-    verdict, amount = case.verdict, Nanos(case.offer.amount_nanos)
+def denied(verdict: Verdict, amount: Nanos) -> Refusal | None:
+    """Return the refusal if the owner's rules deny a payment of *amount*, or narrow it below that."""
     if verdict.action == "deny":
         return Refusal(verdict.rule, verdict.reason, amount, error=verdict.error)
     most = None if verdict.narrow is None else verdict.narrow.most

@@ -121,10 +121,11 @@ def _plain(value: object) -> Any:
 
 
 class Taking(Struct, frozen=True):
-    """The most that a payment may take, in nano-dollars rounded up, and to whom; the payee is "" if it is not known."""
+    """The most that a payment may take, in nano-dollars rounded up, to whom and where; the payee is "" if it is not known."""
 
     amount: Nanos
     payee: str
+    network: str
 
 
 def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Taking | None:
@@ -163,4 +164,4 @@ def _most(message: Mapping[str, Any], registry: AssetRegistry) -> Taking | None:
     if len(amount) > 78 or int(amount) > MAX_UINT256:
         return None
     most = max(asset.value_nanos(int(amount)) for asset in assets)
-    return Taking(most, parse_address(payee) if payee else "")
+    return Taking(most, parse_address(payee) if payee else "", network)

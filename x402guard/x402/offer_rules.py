@@ -76,7 +76,11 @@ def hosts(policy: Policy, case: Case) -> Refusal | None:
 
 def networks(policy: Policy, case: Case) -> Refusal | None:
     """Allow only networks on the list (default: test networks)."""
-    network = case.offer.network
+    return judge_network(policy, case.offer.network)
+
+
+def judge_network(policy: Policy, network: str) -> Refusal | None:
+    """Return the refusal of a payment on a network that is not on the owner's list, or None."""
     if policy.networks is None or network in policy.networks:
         return None
     kind = "a test network" if network in TEST_NETWORKS else "real money"

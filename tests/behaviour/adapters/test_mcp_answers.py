@@ -14,6 +14,7 @@ from x402.mcp.client import x402MCPSession
 from tests.support.merchant import make_guard, receipt, required
 from x402guard import (
     AsyncGuardedTransport,
+    ConfigError,
     GuardedMCPSession,
     GuardedSigner,
     NeedsReview,
@@ -182,3 +183,12 @@ class _Timeless:
 
     async def call_tool(self, name, arguments=None, *, meta=None, read_timeout_seconds=None):
         return await self.server.call_tool(name, arguments, meta=meta)
+
+
+@pytest.mark.parametrize("costs", [{}, {"forecast": "$0.05"}])
+@pytest.mark.parametrize("arguments", [{"x": float("nan")}, {"x": b"raw"}, {"x": {1: 2, "a": 3}}, {"x": "\ud800"}])
+def test_what_cannot_be_sent_costs_nothing(session, arguments, costs):
+    server = Server(said(), is_free=True)
+    with pytest.raises(ConfigError, match="arguments: they are no JSON"):
+        call(server, session, arguments, costs=costs)
+    assert (server.asked, session.spent + session.held) == ([], 0)

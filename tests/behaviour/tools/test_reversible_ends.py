@@ -158,6 +158,20 @@ def test_a_call_that_is_cancelled_is_undone_at_once(guard, library):
     anyio.run(main, backend=library)
 
 
+def test_a_call_that_is_cancelled_while_its_end_is_written_is_undone(guard):
+    async def main():
+        async with guard.session("s", budget="$1.00") as session:
+            with pytest.raises(asyncio.CancelledError):
+                await reversibles.acancelled("a")
+            asyncio.current_task().uncancel()
+            assert states(session) == ["undone"]
+            await reversibles.aput("b")
+        return states(session)
+
+    assert asyncio.run(main()) == ["undone", "committed"]
+    assert DONE == [("acancelled", "a"), ("aunput", "a", "a"), ("aput", "b")]
+
+
 def test_a_commit_that_is_cancelled_is_over_before_the_task_goes_on(guard):
     async def main():
         async with guard.session("s", budget="$1.00") as session:
