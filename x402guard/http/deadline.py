@@ -229,7 +229,8 @@ class Watched:
         self._cut, self.around = False, _error()
         version, connection = response.extensions.get("http_version"), _socket_of(response.extensions)
         self._shared = connection if version == b"HTTP/2" else None
-        own = connection if version in (b"HTTP/1.1", b"HTTP/1.0") else None
+        upgraded = response.status_code == 101
+        own = connection if version in (b"HTTP/1.1", b"HTTP/1.0") and not upgraded else None
         _CUTTER.look_after(watch, lambda: _shut(own))
 
     def __iter__(self) -> Iterator[bytes]:

@@ -127,11 +127,13 @@ def shown_arguments(arguments: object) -> Mapping[str, Any] | None:
     """
     if not isinstance(arguments, Mapping):
         return None
-    left = [_MOST_SHOWN]
-    return {
-        _key(key): _shown(value, _DEEPEST_SHOWN, left)
-        for key, value in itertools.islice(arguments.items(), _MOST_SHOWN)
-    }
+    return _shown_items(arguments, _DEEPEST_SHOWN, [_MOST_SHOWN])
+
+
+def _shown_items(items: Mapping[Any, Any], deeper: int, left: list[int]) -> dict[str, Any]:
+    some = itertools.islice(items.items(), _MOST_SHOWN)
+    shown = {_key(key): _shown(value, deeper, left) for key, value in some}
+    return shown if len(items) <= _MOST_SHOWN else {**shown, "…": f"({len(items):,} in all)"}
 
 
 def _shown(value: object, deeper: int, left: list[int]) -> object:
@@ -150,7 +152,7 @@ def _shown(value: object, deeper: int, left: list[int]) -> object:
     if deeper == 0 or left[0] <= 0:
         return "…"
     if isinstance(value, Mapping):
-        return {_key(key): _shown(item, deeper - 1, left) for key, item in itertools.islice(value.items(), _MOST_SHOWN)}
+        return _shown_items(value, deeper - 1, left)
     if isinstance(value, (list, tuple, set, frozenset)):
         listed = [_shown(item, deeper - 1, left) for item in itertools.islice(value, _MOST_LISTED)]
         return listed if len(value) <= _MOST_LISTED else [*listed, f"… ({len(value):,} in all)"]

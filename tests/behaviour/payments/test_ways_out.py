@@ -1,6 +1,7 @@
 """Ways out of a request that say less than they seem to: a tunnel, an error inside a loop, a fragment, a dot."""
 
 import itertools
+import time
 from contextlib import suppress
 
 import anyio
@@ -10,11 +11,12 @@ import pytest
 
 import x402guard
 import x402guard.httpx2
-from tests.support.merchant import make_guard
+from tests.support.merchant import b64, make_guard, receipt
 from tests.support.slow_server import Trickler, once_paid, paid_head
-from x402guard import PolicyDenied, X402GuardError
+from x402guard import Policy, PolicyDenied, X402GuardError
 from x402guard.flow.address import address
 from x402guard.http.leaving import Leaving
+from x402guard.policy.timeouts import Timeouts
 
 LIBRARIES = {httpx: x402guard, httpx2: x402guard.httpx2}
 BODY = b'{"a": 1}\n' * 20_000
@@ -131,3 +133,24 @@ def test_a_dot_at_the_end_of_a_host_leads_to_the_same_host(port):
     assert {f"courts.example.{at}", f"courts.example{at}"} <= dotted.named
     assert ("courts.example." in dotted.named) is (port != 8443)
     assert address("http", b"localhost.", None).loopback
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_paid_connection_that_is_upgraded_lives_longer_than_an_answer_may_take(library, shop):
+    def upgrades(line):
+        head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: raw\r\nconnection: upgrade\r\n"
+        line.send(head + f"PAYMENT-RESPONSE: {b64(receipt())}\r\n\r\n".encode())
+        with suppress(OSError):
+            while not line.server.done.wait(0.1):
+                line.send(b"tick")
+        return False
+
+    shop.answers["/live"] = once_paid(upgrades)
+    policy = Policy(breaker=None, timeouts=Timeouts(payment_s=1))
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        with library.Client(transport=LIBRARIES[library].GuardedTransport(session), trust_env=False) as http:
+            with http.stream("GET", f"{shop.url}/live", headers={"connection": "upgrade", "upgrade": "raw"}) as answer:
+                stream, until = answer.extensions["network_stream"], time.monotonic() + 1.8
+                while time.monotonic() < until:
+                    assert stream.read(100, timeout=5)
+    assert len(shop.nonces) == 1
