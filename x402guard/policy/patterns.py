@@ -33,7 +33,26 @@ def check_pattern(setting: str, pattern: object) -> str:
     if where == "*":
         return f"{method.upper()} *"
     host, _, path = where.partition("/")
+    fault = _never_matches(host, path)
+    if fault:
+        raise ConfigError(f"{setting}: {pattern!r:.120} matches no route: {fault}")
     return f"{method.upper()} {plain_host(host.lower())}{_plain_route_path(path)}"
+
+
+_DEFAULT_PORT: Final = re.compile(r":(80|443)$")
+
+
+def _never_matches(host: str, path: str) -> str:
+    """Return what keeps a route from ever matching, and what to write; "" for nothing."""
+    if not host.isascii():
+        return f"write the host as it goes over the wire, in ASCII ({'xn--…'!r}), not {host!r:.60}"
+    if any(mark in host for mark in " @?#\\"):
+        return f"{host!r:.60} is no host; write method, one space, host and path"
+    if _DEFAULT_PORT.search(host):
+        return "a route has no port if it is its scheme's own; leave it out"
+    if "?" in path or "#" in path:
+        return "a route ends before the query and the fragment; leave them out"
+    return ""
 
 
 def _plain_route_path(path: str) -> str:

@@ -20,6 +20,12 @@ from x402guard.policy.patterns import check_pattern, matches_route, matches_word
         ("GET a.example/Admin/*", "GET a.example/admin/x", True),
         ("GET a.example/%7Euser", "GET a.example/~user", True),
         ("GET a.example/x.y", "GET a.example/xzy", False),
+        ("GET a.example/@user/*", "GET a.example/@user/x", True),
+        ("GET a.example:8080/*", "GET a.example:8080/x", True),
+        ("GET a.example:4430/*", "GET a.example:4430/x", True),
+        ("GET *:8443/*", "GET a.example:8443/x", True),
+        ("GET xn--bcher-kva.example/*", "GET xn--bcher-kva.example/x", True),
+        ("GET a.example/bücher", "GET a.example/bücher", True),
         ("GET a.example/a[1]", "GET a.example/a1", False),
         ("delete_*", "GET a.example/delete_x", False),
     ],
@@ -32,7 +38,29 @@ def test_a_model_with_a_slash_is_no_place():
     assert matches_word(check_pattern("match", "openai/gpt-*"), "openai/GPT-4o")
 
 
-@pytest.mark.parametrize("pattern", ["", " ", "https://a.example/x", "a.example/*", "POST a.example", 5, "x" * 501])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        " ",
+        "https://a.example/x",
+        "a.example/*",
+        "POST a.example",
+        5,
+        "x" * 501,
+        "GET a.example:443/*",
+        "GET a.example:80/x",
+        "GET [::1]:443/x",
+        "GET bücher.example/*",
+        "GET a.example/x?q=1",
+        "GET a.example/x#top",
+        "GET a.example?q=1/x",
+        "GET user@a.example/*",
+        "GET  a.example/*",
+        "GET a.example /*",
+        "GET a.example\\x/*",
+    ],
+)
 def test_what_could_never_match_is_an_error(pattern):
     with pytest.raises(ConfigError, match="match: "):
         check_pattern("match", pattern)
