@@ -14,7 +14,7 @@ from x402guard.ledger.model import WALLET
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
-from x402guard.policy.patterns import matches_name
+from x402guard.policy.patterns import allows_name
 from x402guard.policy.reach import Reach, host_listed
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _covers_host(pattern: str, host: str) -> bool:
 
 def _covers_tool(pattern: str, tool: str) -> bool:
     """True if each tool that the second name means is meant by the first one; a star of the second stands for itself."""
-    return pattern == tool or matches_name(pattern, tool, within=False)
+    return pattern == tool or allows_name(pattern, tool)
 
 
 def _covers_payee(payee: str, other: str) -> bool:

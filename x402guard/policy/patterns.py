@@ -104,6 +104,17 @@ def matches_name(pattern: str, tool: str, *, within: bool) -> bool:
     return any(_compiled(wanted).fullmatch(name) for name in spelled) or any(f"{name}_*" == wanted for name in bare)
 
 
+def allows_name(pattern: str, tool: str) -> bool:
+    """Return whether a name or pattern on a list of what is allowed means a tool, in any spelling.
+
+    A pattern that names no server is about the tool alone: ``search_*`` allows ``crm/search_users``, and not
+    ``search/delete_user``.
+    """
+    own = [part for part in _NAMESPACE.split(tool) if part]
+    is_bare = "*" in pattern and not _NAMESPACE.search(pattern)
+    return matches_name(pattern, own[-1] if is_bare and own else tool, within=False)
+
+
 def _spellings(tool: str, *, within: bool) -> set[str]:
     whole = _plain(tool).strip("_")
     found = {whole, *(_plain("_".join(part)).strip("_") for part in _tails(_NAMESPACE.split(tool)))}

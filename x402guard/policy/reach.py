@@ -9,7 +9,7 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.authorize import Refusal
-from x402guard.policy.patterns import host_name, matches_name
+from x402guard.policy.patterns import allows_name, host_name
 from x402guard.policy.settings import Policy, as_host, each_of
 
 
@@ -65,7 +65,7 @@ def judge_reach(reach: tuple[Reach, ...], *, host: str = "", payee: str = "", to
             return Refusal("hosts", f"host {host} is not among this session's hosts=", advice=_ADVICE)
         if payee and part.payees is not None and payee not in part.payees:
             return Refusal("payees", f"payee {payee} is not among this session's payees=", advice=_ADVICE)
-        if tool and part.tools is not None and not any(matches_name(one, tool, within=False) for one in part.tools):
+        if tool and part.tools is not None and not any(allows_name(one, tool) for one in part.tools):
             return Refusal("tools", f"tool {tool!r} is not among this session's tools=", advice=_ADVICE)
     return None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from x402guard import ConfigError
-from x402guard.policy.patterns import check_pattern, matches_route, matches_word
+from x402guard.policy.patterns import allows_name, check_pattern, matches_route, matches_word
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,31 @@ def test_a_model_with_a_slash_is_no_place():
 def test_what_could_never_match_is_an_error(pattern):
     with pytest.raises(ConfigError, match="match: "):
         check_pattern("match", pattern)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "tool", "means"),
+    [
+        ("search_*", "search_users", True),
+        ("search_*", "searchUsers", True),
+        ("search_*", "search", True),
+        ("search_*", "crm/search_users", True),
+        ("search_*", "mcp__crm__search_users", True),
+        ("search_*", "search/delete_user", False),
+        ("search_*", "search.transfer_usdc", False),
+        ("search_*", "search:wipe", False),
+        ("search_*", "mcp__search__wipe", False),
+        ("search_*", "search/delete_*", False),
+        ("search_*", "search_x.*", False),
+        ("*", "search/delete_user", True),
+        ("search/*", "search/delete_user", True),
+        ("search.*", "search/delete_user", True),
+        ("crm/search_*", "crm/search_users", True),
+        ("web_search", "web.search", True),
+        ("web_search", "webSearch", True),
+        ("search", "crm/search", True),
+        ("search", "search/delete", False),
+    ],
+)
+def test_what_an_allowed_name_means(allowed, tool, means):
+    assert allows_name(allowed, tool) is means
