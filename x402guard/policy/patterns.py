@@ -45,7 +45,7 @@ _DEFAULT_PORT: Final = re.compile(r":(80|443)$")
 def _never_matches(host: str, path: str) -> str:
     """Return what keeps a route from ever matching, and what to write; "" for nothing."""
     if not host.isascii():
-        return f"write the host as it goes over the wire, in ASCII ({'xn--…'!r}), not {host!r:.60}"
+        return f"write the host as it goes over the wire, in ASCII (xn--…), not {host!r:.60}"
     if any(mark in host for mark in " @?#\\"):
         return f"{host!r:.60} is no host; write method, one space, host and path"
     if _DEFAULT_PORT.search(host):
