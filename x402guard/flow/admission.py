@@ -101,7 +101,7 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
         amount=nanos_to_decimal(subject.amount),
         payee=subject.payee,
         network=unasked.network,
-        arguments=subject.arguments,
+        arguments=None if subject.arguments is None else subject.arguments.cut(),
         rule=verdict.rule,
         reason=verdict.reason,
         approvers=max(1, verdict.approvers),

@@ -68,8 +68,9 @@ class Risk:
             counts. A pattern is a tool's name, with ``*`` for anything; for payments and LLM calls ``METHOD
             host/path``.
         approvers: how many different approvers a CRITICAL step needs; with fewer than two it is denied.
-        classify: a function of a tool and its arguments (plain values, or None if unknown) that returns a level or
-            None. It can raise the level and never lower it; if it fails, the tool does not run.
+        classify: a function of a tool and all of its arguments (plain values, or None if unknown) that returns a level
+            or None. It can raise the level and never lower it; if it fails, or if the arguments have more than a million
+            values, the tool does not run.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -139,7 +140,7 @@ def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
     what, level = subject.names[0], risk.level_of(subject)
     if risk.classify is not None and subject.kind is HoldKind.TOOL:
         try:
-            raised = risk.classify(what, subject.arguments)
+            raised = risk.classify(what, None if subject.arguments is None else subject.arguments.whole())
         except Exception as error:  # noqa: BLE001 - the owner's code; if it fails, the tool does not run
             return Verdict(
                 "deny", RISK, f"{what}: policy.risk.classify failed: {type(error).__name__}", level="CRITICAL"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from msgspec import Struct
 
@@ -16,6 +16,16 @@ from x402guard.policy.checks import check_dollars, check_texts, check_whole
 
 Action = Literal["allow", "narrow", "ask", "deny"]
 _STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
+
+
+class Arguments(Protocol):
+    """A tool's arguments, read when the owner's code or an approver needs them."""
+
+    def whole(self) -> Mapping[str, Any]:
+        """Return all of them as plain values. Raises ``ConfigError`` if they are too many or nested too deep."""
+
+    def cut(self) -> Mapping[str, Any]:
+        """Return what a person can read of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +81,7 @@ class Subject:
     names: tuple[str, ...]
     amount: Nanos
     payee: str = ""
-    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+    arguments: Arguments | None = field(default=None, repr=False)
     tool: str = ""
 
 

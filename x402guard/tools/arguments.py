@@ -7,7 +7,7 @@ import datetime as dt
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -24,14 +24,7 @@ _MOST_LISTED: Final = 100
 _LONGEST_SHOWN: Final = 2_000
 _DEEPEST_SHOWN: Final = 8
 _LARGE: Final = 10**30
-
-
-def fingerprint_of(arguments: object) -> str:
-    """Return the SHA-256 of a tool's arguments in hex, independent of their order; "" for None.
-
-    Raises as ``plain_arguments`` does.
-    """
-    return fingerprint(plain_arguments(arguments))
+_MOST_READ: Final = 1_000_000
 
 
 _ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
@@ -120,14 +113,70 @@ def _key(key: object) -> str:
     )
 
 
-def shown_arguments(arguments: object) -> Mapping[str, Any] | None:
-    """Return a tool's arguments as plain JSON for approvers and the owner's code, with dates and decimals as strings.
+class Readable:
+    """A tool's arguments as plain values for the owner's code and for approvers. Read when one of them needs them.
 
-    An unsupported object is shown as the name of its class, and an omitted part as "…".
+    Dates, decimals and paths are strings; an unsupported object is the name of its class.
+
+    Args:
+        arguments: as the caller gave them; they may change until they are read.
+        removed: names that a rule removes.
     """
-    if not isinstance(arguments, Mapping):
-        return None
-    return _shown_items(arguments, _DEEPEST_SHOWN, [_MOST_SHOWN])
+
+    def __init__(self, arguments: Mapping[Any, Any], removed: Iterable[str] = ()) -> None:
+        self._arguments, self._removed = arguments, frozenset(removed)
+
+    def without(self, removed: Iterable[str]) -> Readable:
+        """Return these arguments without those that a rule removes."""
+        return Readable(self._arguments, self._removed.union(removed))
+
+    def whole(self) -> Mapping[str, Any]:
+        """Return all of them, for the owner's ``classify``. Bytes stay bytes.
+
+        Raises ``ConfigError`` if they are nested deeper than 64 levels or have more than a million values.
+        """
+        left = [_MOST_READ]
+        return {_key(key): _whole(value, _DEEPEST, left) for key, value in self._kept().items()}
+
+    def cut(self) -> Mapping[str, Any]:
+        """Return what a person can read of them, for approvers. An omitted part is "…"."""
+        return _shown_items(self._kept(), _DEEPEST_SHOWN, [_MOST_SHOWN])
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the whole arguments in hex, in the order given. Raises as ``whole`` does."""
+        return hashlib.sha256(repr(self.whole()).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _kept(self) -> Mapping[Any, Any]:
+        return {key: value for key, value in self._arguments.items() if key not in self._removed}
+
+
+def readable(arguments: object) -> Readable | None:
+    """Return a tool's arguments for those who read them; None if they are unknown."""
+    return Readable(arguments) if isinstance(arguments, Mapping) else None
+
+
+def _whole(value: object, deeper: int, left: list[int]) -> object:
+    left[0] -= 1
+    if left[0] < 0:
+        raise ConfigError(f"arguments: more than {_MOST_READ:,} values")
+    if value is None or isinstance(value, (bool, int, float, bytes)):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, _SAYS_ITSELF):
+        return str(value)
+    if deeper == 0:
+        raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
+    if isinstance(value, Mapping):
+        return {_key(key): _whole(item, deeper - 1, left) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_whole(item, deeper - 1, left) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_whole(item, deeper - 1, left) for item in value), key=repr)
+    fields = _fields(value)
+    return f"<{type(value).__qualname__}>" if fields is None else _whole(fields, deeper - 1, left)
 
 
 def _shown_items(items: Mapping[Any, Any], deeper: int, left: list[int]) -> dict[str, Any]:

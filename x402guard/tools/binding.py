@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
-from x402guard.tools.arguments import fingerprint_of, plain_arguments, shown_arguments
+from x402guard.tools.arguments import Readable, fingerprint, plain_arguments
 from x402guard.tools.flow import Approved
 
 _NAMED: Final = (
@@ -25,7 +25,7 @@ class Bound(Struct, frozen=True):
 
     Attributes:
         arguments: as plain values, or None if they are not comparable.
-        shown: the same for approvers.
+        shown: the same for the owner's code and for approvers.
         needs: names of the required arguments.
         known: names that a rule can remove; None for any name, if no argument is only positional.
         groups: name of the ``**`` parameter → the names in it.
@@ -35,7 +35,7 @@ class Bound(Struct, frozen=True):
     """
 
     arguments: Mapping[str, Any] | None
-    shown: Mapping[str, Any] | None
+    shown: Readable
     needs: frozenset[str]
     known: frozenset[str] | None
     groups: Mapping[str, frozenset[str]]
@@ -46,16 +46,17 @@ class Bound(Struct, frozen=True):
     def changed(self, approved: Approved | None) -> bool:
         """True if the caller has changed the arguments since they were *approved*; False if none were.
 
-        What is not comparable is compared as it was shown.
+        What is not comparable is compared as it reads.
         """
         if approved is None:
             return False
-        if not approved.fingerprint or self.named is None:
-            return shown_arguments(_spread(self.by_name(), self.more)) != self.shown
-        now = plain_named(self.named)
-        if now is not None and approved.narrow is not None:
-            now = {name: value for name, value in now.items() if name not in approved.narrow.remove}
-        return fingerprint_of(now) != approved.fingerprint
+        removed = frozenset() if approved.narrow is None else frozenset(approved.narrow.remove)
+        named = self.by_name()
+        now = _plain_or_none(named)
+        if now is None:
+            grouped = removed.union(*(self.groups.get(name, ()) for name in removed))
+            return Readable(_spread(named, self.more), grouped).digest() != approved.fingerprint
+        return fingerprint({name: value for name, value in now.items() if name not in removed}) != approved.fingerprint
 
     def by_name(self) -> dict[str, Any]:
         """Return the arguments by the names of their parameters."""
@@ -85,12 +86,8 @@ def _without_self(bound: inspect.BoundArguments) -> dict[str, Any]:
     return {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
 
 
-def plain_named(bound: inspect.BoundArguments) -> Mapping[str, Any] | None:
-    """Return arguments by their names as plain values, or None if they are not comparable."""
-    return _plain_or_none(_without_self(bound))
-
-
 def _plain_or_none(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return arguments by their names as plain values, or None if they are not comparable."""
     try:
         return plain_arguments(named)
     except ConfigError:
@@ -121,13 +118,12 @@ class Binding:
         bound = None if self._signature is None else self._signature.bind(*args, **kwargs)
         if bound is None:
             named: dict[str, Any] = {"args": args, "kwargs": kwargs}
-            plain = _plain_or_none(named)
         else:
             bound.apply_defaults()
-            named, plain = _without_self(bound), plain_named(bound)
+            named = _without_self(bound)
         by_place = args if bound is None else bound.arguments.get(self._many or "")
         known = frozenset(() if self._signature is None else self._signature.parameters) if by_place else None
         more = named.get(self._more or "")
         groups = {self._more: frozenset(more)} if self._more is not None and isinstance(more, dict) else {}
-        shown = shown_arguments(_spread(named, self._more or ""))
-        return Bound(plain, shown, self._needs, known, groups, self._more or "", (args, kwargs), bound)
+        shown = Readable(_spread(named, self._more or ""))
+        return Bound(_plain_or_none(named), shown, self._needs, known, groups, self._more or "", (args, kwargs), bound)

@@ -30,7 +30,7 @@ from x402guard.policy.reach import judge_reach
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.policy.verdicts import Narrow, Subject, Verdict
-from x402guard.tools.arguments import fingerprint
+from x402guard.tools.arguments import Readable, fingerprint
 
 TOOL_HOLD_S: Final = 900
 """The default of ``lifetime_s``: seconds after which a tool without a reported end is captured at its ceiling."""
@@ -63,7 +63,7 @@ class ToolCall:
     needs: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
     groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    shown: Mapping[str, Any] | None = field(default=None, repr=False)
+    shown: Readable | None = field(default=None, repr=False)
     fingerprint: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Approved(Struct, frozen=True):
     """The arguments of a use that an approver has allowed.
 
     Attributes:
-        fingerprint: their SHA-256, without what a rule removes; "" if they are not comparable.
+        fingerprint: their SHA-256, without what a rule removes; of what is not comparable, as it reads; "" if unknown.
         narrow: the narrowing by the owner's rules, or None.
     """
 
@@ -144,7 +144,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    step = _step(context, call)
+    step, approved = _step(context, call), (yield from _approved(call, verdict))
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(
         context, _scope(context, call, step), change, undo, refuse=_refuse(context, call), seat=seat
@@ -156,11 +156,17 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     except BaseException as error:
         yield from undo(error)
         raise
-    return HeldTool(held, call.amount, verdict.narrow, _approved(call, verdict))
+    return HeldTool(held, call.amount, verdict.narrow, approved)
 
 
-def _approved(call: ToolCall, verdict: Verdict) -> Approved | None:
-    return Approved(call.fingerprint, verdict.narrow) if verdict.action == "ask" else None
+def _approved(call: ToolCall, verdict: Verdict) -> Flow[Approved | None]:
+    """Note, before an approver is asked, which arguments they will have allowed."""
+    if verdict.action != "ask":
+        return None
+    known, shown = call.fingerprint, call.shown
+    if not known and shown is not None:
+        known = yield Compute(lambda _now_ms: shown.digest(), quick=False)
+    return Approved(known, verdict.narrow)
 
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
@@ -213,7 +219,7 @@ def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
         reason = f"rule {rule!r} removes {unknown[0]!r}, but it is unknown which of {call.tool}'s arguments that is"
         return Refusal(rule, reason, call.amount)
     removed = frozenset(narrow.remove).union(*(call.groups.get(name, ()) for name in narrow.remove))
-    kept, shown = (_without(removed, arguments) for arguments in (call.arguments, call.shown))
+    kept, shown = _without(removed, call.arguments), None if call.shown is None else call.shown.without(removed)
     if narrow.most is None or narrow.most >= call.amount:
         return replace(call, arguments=kept, shown=shown)
     if call.fixed:
@@ -304,7 +310,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    step = _step(context, call)
+    step, approved = _step(context, call), (yield from _approved(call, verdict))
 
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
         refusal = (
@@ -325,7 +331,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
     marks = guard_marks(context.policy, step)
     scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
     yield from hold_or_refuse(context, scope, change, undo, refuse=_refuse(context, call), seat=seat)
-    return verdict.narrow, _approved(call, verdict)
+    return verdict.narrow, approved
 
 
 def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None]:

@@ -15,7 +15,7 @@ from x402guard.flow.shell import Payer
 from x402guard.flow.surroundings import here
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.step_guard import Outcome
-from x402guard.tools.arguments import plain_arguments, shown_arguments
+from x402guard.tools.arguments import plain_arguments, readable
 from x402guard.tools.flow import TOOL_HOLD_S, HeldTool, ToolCall, ToolEnd, check_tool, end_tool, hold_tool
 from x402guard.tools.token_budget import TokenBudget
 
@@ -65,7 +65,7 @@ def tool_call(
         plain_arguments(arguments),
         lifetime_s,
         fixed,
-        shown=shown_arguments(arguments),
+        shown=readable(arguments),
     )
 
 

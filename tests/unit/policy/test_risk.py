@@ -9,12 +9,13 @@ from x402guard.policy import risk as risk_module
 from x402guard.policy.judge import judge
 from x402guard.policy.risk import DEFAULT_LEVELS, judge_risk
 from x402guard.policy.verdicts import Subject
+from x402guard.tools.arguments import readable
 
 PLACE = "GET courts.example/opinion/42"
 
 
 def tool(name, arguments=None):
-    return Subject(HoldKind.TOOL, (name,), Nanos(0), arguments=arguments)
+    return Subject(HoldKind.TOOL, (name,), Nanos(0), arguments=readable(arguments))
 
 
 def level(name, **risk):

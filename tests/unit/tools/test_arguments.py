@@ -25,7 +25,11 @@ from tests.support.tool_forms import (
 )
 from x402guard import ConfigError, Guard
 from x402guard.stores import open_store
-from x402guard.tools.arguments import fingerprint_of
+from x402guard.tools.arguments import fingerprint, plain_arguments
+
+
+def fingerprint_of(arguments):
+    return fingerprint(plain_arguments(arguments))
 
 
 @pytest.fixture(params=["memory", "sqlite"])

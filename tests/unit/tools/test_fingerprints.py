@@ -6,7 +6,11 @@ from decimal import Decimal
 
 import pytest
 
-from x402guard.tools.arguments import fingerprint_of
+from x402guard.tools.arguments import fingerprint, plain_arguments
+
+
+def fingerprint_of(arguments):
+    return fingerprint(plain_arguments(arguments))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from x402guard.testing.simulator.market import SELLERS_WORDS, Want, signed_of
 from x402guard.testing.simulator.network import Shopping
 from x402guard.testing.simulator.tasks import Task, Tasks, failing
 from x402guard.testing.simulator.world import Violation, World
+from x402guard.tools.arguments import Readable
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
 from x402guard.x402.delivery import AnswerEnd
 from x402guard.x402.flow import paid_request
@@ -310,7 +311,7 @@ class Agents:
         amount = Nanos(draws.pick((10_000_000, 30_000_000, 50_000_000)))
         arguments = {"q": draws.below(30)}
         call = ToolCall(
-            draws.pick(("serp", "ocr")), amount, draws.octets(32), arguments=arguments, shown=arguments,
+            draws.pick(("serp", "ocr")), amount, draws.octets(32), arguments=arguments, shown=Readable(arguments),
             lifetime_s=draws.pick((60, 300, 900)),
         )  # fmt: skip
         self._world.counts.tools += 1
