@@ -16,7 +16,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy.steps import short_route, whole_route
+from x402guard.policy.steps import short_route, whole_routes
 
 DIRECT: Final = "PAY"
 """The method of a payment whose offer did not come by HTTP."""
@@ -89,9 +89,9 @@ def route_of(request: RequestFacts) -> str:
     return short_route(request.method, request.host, split_path(request.url).path)
 
 
-def whole_route_of(request: RequestFacts) -> str:
-    """Return a request's route in full, as the owner's rules see it."""
-    return whole_route(request.method, request.host, split_path(request.url).path)
+def routes_of(request: RequestFacts) -> tuple[str, ...]:
+    """Return a request's route in full, in all readings, as the owner's rules see it."""
+    return whole_routes(request.method, request.host, split_path(request.url).path)
 
 
 def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow
 from x402guard.flow.refusals import enforce, refused
-from x402guard.flow.request import RequestFacts, route_of, whole_route_of
+from x402guard.flow.request import RequestFacts, route_of, routes_of
 from x402guard.frozen import replace
 from x402guard.http.request import lines_of, request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
@@ -66,7 +66,7 @@ def _objection(context: Context, taking: Taking, request: RequestFacts) -> Refus
 
 def _ruled_out(policy: Policy, taking: Taking, request: RequestFacts) -> Refusal | None:
     """Return the refusal by the owner's rules. No approver is asked about a payment that another client has signed already."""
-    subject = Subject(HoldKind.PAYMENT, (whole_route_of(request),), taking.amount, taking.payee)
+    subject = Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, taking.payee)
     verdict = judge_rules(policy.rules or (), subject)
     if verdict.action == "ask":
         reason = f"{verdict.reason}, and no approver is asked about a payment of another client"

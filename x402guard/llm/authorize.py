@@ -13,7 +13,7 @@ from x402guard.errors import BudgetExhausted, TokensExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
+from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import find_shortfall, room_on_path
@@ -101,7 +101,7 @@ def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str
     key = ""
     if loop is not None:
         key = request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored, similar=loop.similar)
-    return Step(HoldKind.LLM, route_of(request), key, context.node_id)
+    return Step(HoldKind.LLM, route_of(request), key, context.node_id, routes=routes_of(request))
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
@@ -180,12 +180,12 @@ def call_subject(request: RequestFacts, call: Call, ceiling: Ceiling, amount: Na
     """
     priced = ceiling.rates.priced.model
     names = (call.model, bare_model(call.model), priced, bare_model(priced))
-    return Subject(HoldKind.LLM, tuple(dict.fromkeys((whole_route_of(request), *names))), amount)
+    return Subject(HoldKind.LLM, tuple(dict.fromkeys((*routes_of(request), *names))), amount)
 
 
 def fixed_subject(request: RequestFacts, price: FixedPrice) -> Subject:
     """Return a request at a fixed price as the owner's rules see it."""
-    return Subject(HoldKind.LLM, (whole_route_of(request), price.route_name), price.amount)
+    return Subject(HoldKind.LLM, (*routes_of(request), price.route_name), price.amount)
 
 
 def bare_model(model: str) -> str:

@@ -28,7 +28,7 @@ class Counts(Struct, StepGuard, frozen=True):
         if self.max_steps is not None:
             yield MAX_STEPS, "steps", self.max_steps, ("steps", step.run_id)
         for pattern, most in self.max_calls.items():
-            if _matches(pattern, step.name):
+            if _matches(pattern, step):
                 yield MAX_CALLS, f"calls of {pattern}", most, ("calls", f"{step.run_id} {pattern}")
 
     @override
@@ -56,10 +56,12 @@ class Counts(Struct, StepGuard, frozen=True):
                 view.put_mark(key, {"count": _count(view, key) - 1})
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _matches(pattern: str, step: Step) -> bool:
     if "*" not in pattern:
-        return pattern == name
-    return matches_route(pattern, name) if is_route(pattern) else matches_name(pattern, name, within=False)
+        return pattern == step.name or pattern in step.routes
+    if is_route(pattern):
+        return any(matches_route(pattern, route) for route in step.routes)
+    return matches_name(pattern, step.name, within=False)
 
 
 def _count(view: LedgerView, key: MarkKey) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
@@ -15,6 +16,9 @@ _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500
 _PORT: Final = re.compile(r"^(\S+ (?:\[[^\]]*\]|[^/:]*)):[0-9]+(?=/)")
 _STAR: Final = "\0"  # occurs in no path
+_UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
+_PARAMETERS: Final = re.compile(r";[^/]*")
+_DEEPEST_READING: Final = 4
 
 
 def check_pattern(setting: str, pattern: object) -> str:
@@ -147,13 +151,41 @@ def plain_path(path: str) -> str:
 
     ``/v1/%63hat/../chat//completions`` is sent as written; whether it is metered is decided on the lenient reading.
     """
+    return _resolved(unquote(path))
+
+
+def _resolved(path: str) -> str:
     parts: list[str] = []
-    for part in unquote(path).split("/"):
+    for part in path.split("/"):
         if part == "..":
             parts = parts[:-1]
         elif part not in ("", "."):
             parts.append(part)
     return "/" + "/".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def readings(path: str) -> tuple[str, ...]:
+    """Return a path in all the ways in which servers may read it, the plain one first.
+
+    They differ in whether they unescape it, how often, and before or after they resolve its dots; in what they take
+    for a parameter (``;x=1``, RFC 3986, section 3.3) and leave out; and in whether a backslash is a slash.
+    """
+    if _UNUSUAL.search(path) is None:
+        return (plain_path(path),)
+    found, newest = {path}, [path]
+    for _ in range(_DEEPEST_READING):
+        newest = [said for one in newest for said in _read_on(one) if said not in found]
+        found.update(newest)
+    whole = ["/" + "/".join(filter(None, one.split("/"))) for one in sorted(found)]
+    return tuple(dict.fromkeys([plain_path(path), *whole]))
+
+
+def _read_on(path: str) -> Iterator[str]:
+    yield unquote(path)
+    yield _PARAMETERS.sub("", path)
+    yield path.replace("\\", "/")
+    yield _resolved(path)
 
 
 def plain_host(host: str) -> str:

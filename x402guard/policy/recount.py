@@ -16,7 +16,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.counts import Counts
 from x402guard.policy.settings import Policy
-from x402guard.policy.steps import Step, short_route
+from x402guard.policy.steps import Step, short_route, whole_routes
 from x402guard.policy.velocity import Velocity, counted_within
 
 _COUNTING: Final = (Counts, Velocity)
@@ -80,11 +80,14 @@ def _step(entry: Entry) -> Step | None:
     if kind not in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL) or facts.get("recorded"):
         return None  # a recorded call that is a loop is in the journal and not counted
     method, _, url = str(facts.get("request") or "").partition(" ")
+    routes: tuple[str, ...] = ()
     name = str(facts.get("tool") or facts.get("model") or "")
     if method:
-        name = short_route(method, str(facts.get("host") or ""), urlsplit(url).path)
+        where = (method, str(facts.get("host") or ""), urlsplit(url).path)
+        name, routes = short_route(*where), whole_routes(*where)
     amount = 0 if entry.held == 1 else entry.held  # a call that is free is held for with the least amount
-    return Step(HoldKind(kind), name, "", entry.node_id, Nanos(amount), str(facts.get("payee") or ""), priced=True)
+    payee = str(facts.get("payee") or "")
+    return Step(HoldKind(kind), name, "", entry.node_id, Nanos(amount), payee, priced=True, routes=routes)
 
 
 def _compare(key: MarkKey, counted: Mapping[str, Any], row: Mapping[str, Any], now_ms: int) -> str:

@@ -18,7 +18,7 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.policy.patterns import plain_host, plain_path
+from x402guard.policy.patterns import plain_host, plain_path, readings
 from x402guard.strict_json import NotReadable, read_object
 
 _LONGEST_NAME: Final = 200
@@ -41,6 +41,7 @@ class Step(Struct, frozen=True):
         amount: nano-dollars to hold, if ``priced``.
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
+        routes: of a request: its route in full, in all readings (``whole_routes``).
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
@@ -52,6 +53,7 @@ class Step(Struct, frozen=True):
     amount: Nanos = NOTHING
     payee: str = ""
     priced: bool = False
+    routes: tuple[str, ...] = ()
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")
@@ -63,7 +65,7 @@ class Step(Struct, frozen=True):
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
-        return Step(self.kind, self.name, self.key, self.node_id, amount, payee, priced=True)
+        return Step(self.kind, self.name, self.key, self.node_id, amount, payee, priced=True, routes=self.routes)
 
 
 def run_of(node_id: str) -> str:
@@ -73,13 +75,13 @@ def run_of(node_id: str) -> str:
 
 def short_route(method: str, host: str, path: str) -> str:
     """Return a request's route, ``GET host/path``, as a policy names it; in any spelling, cut to 200 characters."""
-    return whole_route(method, host, path)[:_LONGEST_NAME]
+    return whole_routes(method, host, path)[0][:_LONGEST_NAME]
 
 
 @lru_cache(maxsize=1024)
-def whole_route(method: str, host: str, path: str) -> str:
-    """Return the same in full, for rules."""
-    return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"
+def whole_routes(method: str, host: str, path: str) -> tuple[str, ...]:
+    """Return the same in full, for rules, in all the ways in which a server may read it; the plain one first."""
+    return tuple([f"{method.upper()} {plain_host(host.lower())}{read}" for read in readings(path)])
 
 
 def as_route(setting: str, name: object) -> str:
@@ -96,11 +98,10 @@ def as_route(setting: str, name: object) -> str:
 def step_of(hold: Hold) -> Step:
     """Return the step that a hold was written for."""
     purpose = hold.purpose
-    name = purpose.tool
-    if purpose.method:
-        name = short_route(purpose.method, purpose.host, urlsplit(purpose.url).path)
+    where = (purpose.method, purpose.host, urlsplit(purpose.url).path)
+    name, routes = (short_route(*where), whole_routes(*where)) if purpose.method else (purpose.tool, ())
     payee = hold.intent.payee if hold.intent is not None else ""
-    return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True)
+    return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True, routes=routes)
 
 
 def request_key(

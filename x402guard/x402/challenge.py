@@ -11,7 +11,7 @@ from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
-from x402guard.flow.request import RequestFacts, whole_route_of
+from x402guard.flow.request import RequestFacts, routes_of
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
@@ -144,8 +144,12 @@ def above_quote(amount: Nanos, request: RequestFacts, context: Context) -> Refus
     """Return the refusal of a payment of *amount* above a price that the request or its session was quoted."""
     quotes = [] if request.max_price is None else [(request.max_price, "extensions['max_price']")]
     if context.quotes:
-        route = whole_route_of(request)
-        quotes += [(most, f"session.expect({of!r})") for of, most in context.quotes if matches_route(of, route)]
+        routes = routes_of(request)
+        quotes += [
+            (most, f"session.expect({of!r})")
+            for of, most in context.quotes
+            if any(matches_route(of, route) for route in routes)
+        ]
     most, said_by = min(quotes, default=(None, ""))
     if most is None or amount <= most:
         return None

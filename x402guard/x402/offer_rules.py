@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.flow.request import RequestFacts, whole_route_of
+from x402guard.flow.request import RequestFacts, routes_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos, format_dollars
@@ -36,7 +36,7 @@ class Case(Struct, frozen=True):
     def subject(self) -> Subject:
         """The payment as the owner's rules see it."""
         amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
-        return Subject(HoldKind.PAYMENT, (whole_route_of(self.request),), amount, payee, tool=self.request.tool)
+        return Subject(HoldKind.PAYMENT, routes_of(self.request), amount, payee, tool=self.request.tool)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]

@@ -10,7 +10,7 @@ from x402guard.ledger.model import HoldKind
 from x402guard.money import dollars_to_nanos
 from x402guard.policy.judge import judge
 from x402guard.policy.rules import judge_rules
-from x402guard.policy.steps import whole_route
+from x402guard.policy.steps import whole_routes
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict, strictest
 
 
@@ -31,7 +31,7 @@ def deny(**terms):
 
 
 def url(host, path):
-    return payment(where=whole_route("get", host, path))
+    return payment(where=whole_routes("get", host, path)[0])
 
 
 HOLDS = {
