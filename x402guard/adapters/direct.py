@@ -84,7 +84,7 @@ class Offered(Struct, frozen=True):
             raise ConfigError(f"place: the host {where.host!r:.80} has other characters than a host's name has")
         return RequestFacts(
             method=DIRECT,
-            url=self.place.partition("#")[0],
+            url=self.place,
             origin=where.origin,
             host=where.host,
             secure=parts.scheme in ("https", LOCAL),

@@ -105,10 +105,10 @@ class GuardedMCPSession:
             offer = Offered({}, place, _canonical(given), purchase, pay_again, max_price, tool)
             return await self._bought(name, given, offer, options)
 
-        _canonical(arguments)  # what cannot be sent costs nothing
         tool = f"{self._name}/{name}"
         if name not in self._costs:
             return await self._counted(tool, arguments or {}, call)
+        _canonical(arguments)  # what cannot be sent costs nothing
         declared = self._session.tool(cost=self._costs[name], name=tool, timeout_s=0)
         called: Callable[..., Coroutine[Any, Any, Any]] = declared(call)
         return await called(**(arguments or {}))

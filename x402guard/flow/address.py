@@ -35,8 +35,7 @@ class Address(Struct, frozen=True):
 @lru_cache(maxsize=1024)
 def address(scheme: str, raw_host: bytes, port: int | None) -> Address:
     """Return where a scheme, a host and a port lead; *port* is None for the scheme's own."""
-    written, default = raw_host.decode("ascii").lower(), DEFAULT_PORTS.get(scheme, 0)
-    name = written.rstrip(".") or written  # a dot at the end leads to the same host
+    name, default = raw_host.decode("ascii").lower(), DEFAULT_PORTS.get(scheme, 0)
     bare = f"[{name}]" if ":" in name else name
     whole = f"{bare}:{port or default}"
     host = bare if port is None else f"{bare}:{port}"
@@ -46,12 +45,12 @@ def address(scheme: str, raw_host: bytes, port: int | None) -> Address:
         name=name,
         plain=_is_plain(host),
         loopback=is_loopback(name),
-        named=_named(written, bare, port or default, default),
+        named=_named(bare, port or default, default),
     )
 
 
-def _named(written: str, bare: str, port: int, default: int) -> frozenset[str]:
-    names = {bare, written} if written.endswith(".") else {bare}
+def _named(bare: str, port: int, default: int) -> frozenset[str]:
+    names = {bare, bare.rstrip(".")}
     return frozenset({"", *(f"{name}:{port}" for name in names), *(names if port == default else ())})
 
 

@@ -15,7 +15,7 @@ from x402guard.ledger.model import HoldKind
 from x402guard.policy import Policy
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.rules import judge_rules
-from x402guard.policy.verdicts import Subject
+from x402guard.policy.verdicts import UNKNOWN_PAYEE, Subject
 from x402guard.tools.flow import ToolCall, charge_tool
 from x402guard.x402.challenge import above_quote, denied
 from x402guard.x402.foreign import ForeignPayment, Taking, most_taken, payments_in
@@ -48,6 +48,9 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], request:
             raise (yield from refused(context, _refusal(payment, route, choice)))
         if choice == "refuse":
             yield from enforce(context, _refusal(payment, route, choice))
+        above = above_quote(taking.amount, request, context)
+        if above is not None:
+            raise (yield from refused(context, above))  # a quote is the caller's own, and holds in shadow mode as well
         objection = _objection(context, taking, request)
         if objection is not None:
             yield from enforce(context, objection)
@@ -57,21 +60,20 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], request:
 
 
 def _objection(context: Context, taking: Taking, request: RequestFacts) -> Refusal | None:
-    """Return the refusal by the owner's lists, cap and rules, or by a quote, which hold for every payment."""
-    policy, payee, host = context.policy, taking.payee or "unknown", request.host
+    """Return the refusal by the owner's lists, cap and rules, which hold for every payment."""
+    policy, payee, host = context.policy, taking.payee or UNKNOWN_PAYEE, request.host
     listed = judge_host(policy, host) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
     reached = listed or judge_network(policy, taking.network) or judge_reach(context.reach, host=host, payee=payee)
-    return reached or above_quote(taking.amount, request, context) or _ruled_out(policy, taking, request)
+    return reached or _ruled_out(policy, Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, payee))
 
 
-def _ruled_out(policy: Policy, taking: Taking, request: RequestFacts) -> Refusal | None:
+def _ruled_out(policy: Policy, subject: Subject) -> Refusal | None:
     """Return the refusal by the owner's rules. No approver is asked about a payment that another client has signed already."""
-    subject = Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, taking.payee)
     verdict = judge_rules(policy.rules or (), subject)
     if verdict.action == "ask":
         reason = f"{verdict.reason}, and no approver is asked about a payment of another client"
-        return Refusal(verdict.rule, reason, taking.amount)
-    return denied(verdict, taking.amount)
+        return Refusal(verdict.rule, reason, subject.amount)
+    return denied(verdict, subject.amount)
 
 
 def after_foreign(

@@ -112,11 +112,27 @@ def allows_name(pattern: str, tool: str) -> bool:
     """Return whether a name or pattern on a list of what is allowed means a tool, in any spelling.
 
     A pattern that names no server is about the tool alone: ``search_*`` allows ``crm/search_users``, and not
-    ``search/delete_user``.
+    ``search/delete_user``. One that names a server is about no other: ``crm/*`` does not allow ``evil/crm/read``.
     """
-    own = [part for part in _NAMESPACE.split(tool) if part]
-    is_bare = "*" in pattern and not _NAMESPACE.search(pattern)
-    return matches_name(pattern, own[-1] if is_bare and own else tool, within=False)
+    own, wanted = _parts(tool), _parts(pattern)
+    if len(wanted) > 1:
+        return any(_are_parts(wanted, parts) for parts in (own, own[1:] if own[:1] == [_ALL_SERVERS] else []))
+    return matches_name(pattern, own[-1] if "*" in pattern and own else tool, within=False)
+
+
+_ALL_SERVERS: Final = "mcp"  # some agents put it before the name of each server
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in _NAMESPACE.split(name) if part]
+
+
+def _are_parts(wanted: list[str], own: list[str]) -> bool:
+    """Return whether a name has the server that a pattern names, and its tool."""
+    if len(own) < 2:
+        return False
+    pairs = ((wanted[0], own[0]), ("_".join(wanted[1:]), "_".join(own[1:])))
+    return all(_compiled("*".join(map(_plain, one.split("*")))).fullmatch(_plain(other)) for one, other in pairs)
 
 
 def _spellings(tool: str, *, within: bool) -> set[str]:
@@ -137,6 +153,11 @@ def _plain(text: str) -> str:
     """Return a name as lower-case words and digits, separated by one underscore; one at either end stays."""
     folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return re.sub(r"[\W_]+", "_", _HUMP.sub("_", folded)).lower()
+
+
+def without_words(words: re.Pattern[str], tool: str) -> str:
+    """Return a tool's name as words, without those that match."""
+    return words.sub("_", _plain(tool))
 
 
 def is_disguised(tool: str) -> bool:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
 from x402guard.policy.checks import check_whole
-from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_route, matches_word
+from x402guard.policy.patterns import (
+    check_pattern,
+    is_disguised,
+    matches_name,
+    matches_route,
+    matches_word,
+    without_words,
+)
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
@@ -49,7 +58,7 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 _NOT_SIGNATURES: Final = ("sign_in_*", "sign_off_*", "sign_out_*", "sign_up_*")
 """Names that match ``sign_*`` and sign nothing. What else they name counts."""
 
-_WITHOUT_SIGN: Final = {pattern: level for pattern, level in DEFAULT_LEVELS.items() if pattern != "sign_*"}
+_SIGN_IN: Final = re.compile(r"(?<![^_])sign_(in|off|out|up)(?![^_])")
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
@@ -108,15 +117,21 @@ class Risk:
         own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")
-        table = (
-            _WITHOUT_SIGN if any(_named(each, subject, within=False) for each in _NOT_SIGNATURES) else DEFAULT_LEVELS
-        )
-        found = [level for pattern, level in table.items() if _named(pattern, subject, within=False)]
-        if not found:
-            found = [level for pattern, level in table.items() if _named(pattern, subject, within=True)]
+        if any(_named(each, subject, within=False) for each in _NOT_SIGNATURES):
+            rest = replace(subject, names=tuple([without_words(_SIGN_IN, name) for name in subject.names]))
+            found: list[Level] = ["MEDIUM", *_found(rest)]
+        else:
+            found = _found(subject)
         if is_disguised(subject.names[0]):
             found.append("HIGH")  # it is unknown which word it reads as
         return _highest(found, "MEDIUM")
+
+
+def _found(subject: Subject) -> list[Level]:
+    """Return the levels in the default table of a tool that begins with a pattern, else of one that has it within."""
+    table = DEFAULT_LEVELS.items()
+    found = [level for pattern, level in table if _named(pattern, subject, within=False)]
+    return found or [level for pattern, level in table if _named(pattern, subject, within=True)]
 
 
 def _highest(levels: list[Level], otherwise: Level) -> Level:

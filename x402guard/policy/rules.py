@@ -12,7 +12,7 @@ from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
 from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word
-from x402guard.policy.verdicts import NO_VERDICT, Action, Narrow, Subject, Verdict, strictest
+from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow, Subject, Verdict, strictest
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _MOST_APPROVERS: Final = 10
@@ -96,8 +96,14 @@ class Rule:
         return (
             (named or self._is_about_the_price_of(subject))
             and (self.more_than is None or subject.amount > self.more_than)
-            and (self.payees is None or subject.payee.lower() in self.payees)
+            and (self.payees is None or self._names_the_payee_of(subject))
         )
+
+    def _names_the_payee_of(self, subject: Subject) -> bool:
+        """True for a payee on the rule's list; an unknown one may be on each list that restrains."""
+        if subject.payee == UNKNOWN_PAYEE:
+            return self.action != "allow"
+        return subject.payee.lower() in (self.payees or ())
 
     def _is_about_the_price_of(self, subject: Subject) -> bool:
         """True for the payment for a tool if the rule names that tool, and could not be judged before its price was known."""
@@ -105,8 +111,9 @@ class Rule:
             return False
         if str(HoldKind.TOOL) not in self.kinds:
             return str(HoldKind.PAYMENT) in self.kinds
-        capped = self.narrow is not None and self.narrow.most is not None
-        return capped or self.more_than is not None or self.payees is not None
+        if self.narrow is not None:
+            return self.narrow.most is not None  # its arguments are sent already
+        return self.more_than is not None or self.payees is not None
 
 
 def _matches(pattern: str, name: str, kind: HoldKind) -> bool:

@@ -64,6 +64,10 @@ class Narrow:
         )
 
 
+UNKNOWN_PAYEE: Final = "unknown"
+"""Stands for the payee of a payment that another client has made, and that does not say whom it pays."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What a rule sees of a step.
@@ -72,7 +76,7 @@ class Subject:
         kind: payment, LLM call or tool.
         names: the tool; or ``METHOD host/path``, and the model.
         amount: the price or the ceiling, in nano-dollars.
-        payee: the address that is paid, or "".
+        payee: the address that is paid, ``UNKNOWN_PAYEE``, or "" if none is paid.
         arguments: of a tool, or None if unknown.
         tool: the tool that a payment is for, which was judged before as a tool without a price; "" for all others.
     """

@@ -13,6 +13,7 @@ from x402guard.flow.request import RequestFacts, routes_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos, format_dollars
+from x402guard.policy.patterns import host_name
 from x402guard.policy.reach import host_listed
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
@@ -130,7 +131,13 @@ def cap(policy: Policy, case: Case) -> Refusal | None:
 
 
 def judge_host(policy: Policy, host: str) -> Refusal | None:
-    """Return the refusal of a payment to a host that is not on the owner's list, or None."""
+    """Return the refusal of a payment to a host that is not on the owner's list, or None.
+
+    With a dot at its end it may be another host: a resolver adds no domain to it, and a list of hosts may not have it.
+    """
+    if host_name(host).endswith("."):
+        advice = "Write the host without the dot at its end."
+        return Refusal("hosts", f"host {host} ends with a dot, and is not what a list has", advice=advice)
     if policy.hosts is None or host_listed(host, policy.hosts):
         return None
     return Refusal("hosts", f"host {host} is not in policy.hosts ({_some(policy.hosts)})")

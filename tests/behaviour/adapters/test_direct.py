@@ -281,6 +281,14 @@ def test_a_place_of_this_machine_is_judged_by_its_name(mode):
 
 
 @MODES
+def test_places_that_differ_behind_their_mark_are_two_purchases(mode):
+    """Nothing of a place is sent, so all of it names what is bought."""
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        holds = {pay(mode, session, required(), place=f"https://a.example/seats#{seat}").hold_id for seat in "AB"}
+    assert len(holds) == 2
+
+
+@MODES
 def test_a_tripped_session_and_one_without_a_key_sign_nothing(mode):
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
         session.trip("enough")

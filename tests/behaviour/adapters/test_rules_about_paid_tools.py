@@ -72,3 +72,19 @@ def test_an_approver_is_asked_once(answer, conditions):
     )
     assert len(asked) == 1
     assert (paid, isinstance(error, ApprovalDenied)) == (int(answer), not answer)
+
+
+def test_a_rule_removes_an_argument_that_cannot_be_sent():
+    server, rule = Server(said(**PAID)), Rule(name="no-bcc", action="narrow", match="*forecast", remove=["bcc"])
+    with make_guard(policy=Policy(rules=[rule], breaker=None)) as guard, guard.session("s", budget="$1.00") as session:
+        call(server, session, {"city": "Bonn", "bcc": object()})
+        assert [arguments for _, arguments, _ in server.asked] == [{"city": "Bonn"}] * 2
+        assert str(session.spent + session.held) == "0.01"
+
+
+def test_the_journal_says_nothing_was_removed_from_what_is_sent_already():
+    server = Server(said(**PAID))
+    rule = Rule(name="no-bcc", action="narrow", match="weather/forecast", above="$0.005", remove=["bcc"])
+    with make_guard(policy=Policy(rules=[rule], breaker=None)) as guard, guard.session("s", budget="$1.00") as session:
+        call(server, session, {"bcc": "eve"})
+        assert [entry for entry in guard.shell.store.entries(session.id) if "no-bcc" in str(entry)] == []

@@ -11,7 +11,8 @@ import pytest
 
 import x402guard
 import x402guard.httpx2
-from tests.support.merchant import b64, make_guard, receipt
+from tests.support.merchant import Shop, b64, make_guard, receipt
+from tests.support.refusals import fetch
 from tests.support.slow_server import Trickler, once_paid, paid_head
 from x402guard import Policy, PolicyDenied, X402GuardError
 from x402guard.flow.address import address
@@ -126,31 +127,28 @@ def test_a_lost_answer_is_not_bought_again_under_another_fragment(library, mode,
 
 
 @pytest.mark.parametrize("port", [None, 443, 8443])
-def test_a_dot_at_the_end_of_a_host_leads_to_the_same_host(port):
+def test_a_dot_at_the_end_of_a_host_makes_another_origin(port):
     plain, dotted = (address("https", host, port) for host in (b"Courts.example", b"courts.example."))
-    assert (dotted.origin, dotted.host, dotted.name, dotted.plain) == (plain.origin, plain.host, plain.name, True)
+    assert (dotted.name, dotted.plain, plain.name) == ("courts.example.", True, "courts.example")
+    assert dotted.origin != plain.origin
     at = f":{port or 443}"
     assert {f"courts.example.{at}", f"courts.example{at}"} <= dotted.named
     assert ("courts.example." in dotted.named) is (port != 8443)
-    assert address("http", b"localhost.", None).loopback
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_paid_connection_that_is_upgraded_lives_longer_than_an_answer_may_take(library, shop):
-    def upgrades(line):
-        head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: raw\r\nconnection: upgrade\r\n"
-        line.send(head + f"PAYMENT-RESPONSE: {b64(receipt())}\r\n\r\n".encode())
-        with suppress(OSError):
-            while not line.server.done.wait(0.1):
-                line.send(b"tick")
-        return False
-
-    shop.answers["/live"] = once_paid(upgrades)
-    policy = Policy(breaker=None, timeouts=Timeouts(payment_s=1))
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("policy", [Policy(), Policy(hosts={"courts.example"}), Policy(hosts={"*.example"})])
+@pytest.mark.parametrize("host", ["courts.example.", "courts.example.:8443"])
+def test_a_host_with_a_dot_at_its_end_is_not_paid(mode, policy, host):
+    seller = Shop()
     with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
-        with library.Client(transport=LIBRARIES[library].GuardedTransport(session), trust_env=False) as http:
-            with http.stream("GET", f"{shop.url}/live", headers={"connection": "upgrade", "upgrade": "raw"}) as answer:
-                stream, until = answer.extensions["network_stream"], time.monotonic() + 1.8
-                while time.monotonic() < until:
-                    assert stream.read(100, timeout=5)
-    assert len(shop.nonces) == 1
+        with pytest.raises(PolicyDenied, match="ends with a dot") as refused:
+            fetch(mode, session, seller, url=f"https://{host}/x")
+        assert (refused.value.rule, seller.nonces, session.held) == ("hosts", set(), 0)
+        seller.terms = httpx.Response(200)
+        assert fetch(mode, session, seller, url=f"https://{host}/x").status_code == 200  # what is free passes
+
+
+def test_a_machine_that_only_looks_local_is_paid_over_https_alone():
+    for host in ("localhost.", "127.0.0.1."):
+        assert not address("http", host.encode(), None).loopback

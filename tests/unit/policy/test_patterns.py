@@ -88,6 +88,18 @@ def test_what_could_never_match_is_an_error(pattern):
         ("web_search", "webSearch", True),
         ("search", "crm/search", True),
         ("search", "search/delete", False),
+        ("crm/*", "crm/read", True),
+        ("crm/*", "crm.read.v2", True),
+        ("crm/*", "mcp__crm__read", True),
+        ("crm/*", "CRM/Read", True),
+        ("crm/*", "evil/crm/read", False),
+        ("crm/*", "crm_evil/read", False),
+        ("crm/*", "crm", False),
+        ("crm/read", "evil/crm/read", False),
+        ("crm/read", "evil__crm/read", False),
+        ("crm/read", "crm/read", True),
+        ("*/read", "crm/read", True),
+        ("mcp/read", "mcp/read", True),
     ],
 )
 def test_what_an_allowed_name_means(allowed, tool, means):

@@ -11,7 +11,7 @@ from x402guard.money import dollars_to_nanos
 from x402guard.policy.judge import judge
 from x402guard.policy.rules import judge_rules
 from x402guard.policy.steps import whole_routes
-from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict, strictest
+from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Subject, Verdict, strictest
 
 
 def payment(amount="$0.10", where="GET courts.example/opinion/42", payee=PAYEE):
@@ -61,6 +61,7 @@ HOLDS = {
     "a name in brackets": (deny(match="rm[all]"), tool("rm[all]")),
     "the end of a long path": (deny(match="GET *.example/*/delete"), url("courts.example", f"/{'a' * 300}/delete")),
     "a pattern with blanks around": (deny(match=" delete_* "), tool()),
+    "a payee that is not known": (deny(payees=[PAYEE]), payment(payee=UNKNOWN_PAYEE)),
 }
 PASSES = {
     "another tool": (deny(match="delete_*"), tool("undelete_user")),
@@ -70,6 +71,14 @@ PASSES = {
     "exactly that": (deny(above="$0.10"), payment("$0.10")),
     "another payee": (deny(payees=[OTHER_PAYEE]), payment()),
     "nobody is paid": (deny(payees=[PAYEE]), tool()),
+    "a payee that is not known, to be allowed": (
+        Rule(name="yes", action="allow", payees=[PAYEE]),
+        payment(payee=UNKNOWN_PAYEE),
+    ),
+    "a paid tool whose arguments are sent already": (
+        Rule(name="no", action="narrow", match="serp", remove=["bcc"], above="$0.01"),
+        Subject(HoldKind.PAYMENT, ("* serp.example/serp",), dollars_to_nanos("$0.10"), PAYEE, tool="serp"),
+    ),
     "one thing that it says is not so": (deny(match="GET */*", kinds={"payment"}, above="$0.50"), payment()),
 }
 
