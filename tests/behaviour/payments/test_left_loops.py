@@ -14,6 +14,7 @@ from tests.support.merchant import make_guard
 from tests.support.slow_server import Trickler, once_paid, paid_head
 from x402guard import X402GuardError
 
+LOCK = threading.Lock()
 LIBRARIES = {httpx: x402guard, httpx2: x402guard.httpx2}
 EVENTS = b"data: 1\n\n" * 3 + b"data: [DONE]\n\n"
 
@@ -71,7 +72,7 @@ def by_return(pieces):
 
 def by_break_in_with(pieces):
     for _ in pieces():
-        with threading.Lock():
+        with LOCK:
             break
 
 
@@ -100,7 +101,7 @@ def by_a_key(pieces):
 
 def by_raise_in_with(pieces):
     for _ in pieces():
-        with threading.Lock():
+        with LOCK:
             raise CallersError
 
 

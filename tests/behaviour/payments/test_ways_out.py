@@ -1,7 +1,6 @@
 """Ways out of a request that say less than they seem to: a tunnel, an error inside a loop, a fragment, a dot."""
 
 import itertools
-import time
 from contextlib import suppress
 
 import anyio
@@ -11,13 +10,12 @@ import pytest
 
 import x402guard
 import x402guard.httpx2
-from tests.support.merchant import Shop, b64, make_guard, receipt
+from tests.support.merchant import Shop, make_guard
 from tests.support.refusals import fetch
 from tests.support.slow_server import Trickler, once_paid, paid_head
 from x402guard import Policy, PolicyDenied, X402GuardError
 from x402guard.flow.address import address
 from x402guard.http.leaving import Leaving
-from x402guard.policy.timeouts import Timeouts
 
 LIBRARIES = {httpx: x402guard, httpx2: x402guard.httpx2}
 BODY = b'{"a": 1}\n' * 20_000
