@@ -17,12 +17,11 @@ from x402guard.errors import ConfigError
 from x402guard.flow.surroundings import here
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.clock import refuse_strange_clock
+from x402guard.guard.clock import accept_clock, refuse_strange_clock
 from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.lost import count_lost
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.owner import CLOCK_MARK, accept_clock, windows_ahead
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.queries import ended_instances
 from x402guard.ledger.view import Scope
@@ -63,8 +62,7 @@ def clock(
             raise ConfigError("ledger: no guard has used this ledger yet; there is no time to accept")
         if accept:
             by = operating_user()
-            scope, ahead = Scope(nodes=nodes, marks=(CLOCK_MARK,), durable=True), windows_ahead(store)
-            store.transact(scope, lambda view: accept_clock(view, by, ahead))
+            accept_clock(store, by)
             lines.append("this machine's clock is accepted")
         elif last_ms > now_ms:
             lines.append("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")

@@ -10,8 +10,10 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, HeadReader
 from x402guard.ledger.model import WALLET, HoldKind
-from x402guard.ledger.owner import CLOCK_MARK
+from x402guard.ledger.owner import CLOCK_MARK, accept_time, windows_ahead
 from x402guard.ledger.store import LedgerStore, MayBeAway
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.policy.stamps import bring_back, stamps_ahead
 
 _MOST_AHEAD_MS: Final = 26 * 3_600_000
 """A day, and two hours for a job that is late."""
@@ -45,6 +47,18 @@ def refuse_strange_server(store: LedgerStore, chain: ChainReader | None, boot: s
         return
     if not _is_right(store, chain, boot):
         raise _asked(f"the clock of the ledger's server is {ahead_ms / 3_600_000:.1f} hours ahead of this machine's")
+
+
+def accept_clock(store: LedgerStore, by: str) -> None:
+    """Take the clock as right for *by*, the owner: times in the future, of budgets and of guards, become the present."""
+    keys, ahead = stamps_ahead(store), windows_ahead(store)
+    scope = Scope(nodes=tuple(node.id for node in store.nodes()), marks=(CLOCK_MARK, *keys), durable=True)
+
+    def change(view: LedgerView) -> None:
+        accept_time(view, by, ahead)
+        bring_back(view, keys)
+
+    store.transact(scope, change)
 
 
 def _asked(strange: str) -> ConfigError:

@@ -18,7 +18,7 @@ from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.ledger.model import WALLET, Node, NodeKind
-from x402guard.ledger.sessions import NodeRequest, begin_finalizing
+from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.ledger.view import Scope
@@ -69,28 +69,25 @@ def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
     return None if budget is None else check_dollars(field, budget)
 
 
-def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
-    """Return the reserve for last LLM calls in nano-dollars, from dollars or a part of the budget such as ``10%``.
+def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> tuple[Nanos | None, int | None]:
+    """Return the reserve for last LLM calls: in nano-dollars, or as a part of the budget in percent, such as ``10%``.
 
     Raises ``ConfigError`` for anything else, and for a reserve as large as the budget.
     """
     if reserve is None:
-        return None
+        return None, None
     percent = _PERCENT.fullmatch(reserve.strip()) if isinstance(reserve, str) else None
-    if percent is not None:
-        if limit is None:
-            raise ConfigError(f"reserve: {reserve!r} is a part of a budget, and no budget is given; write dollars")
-        kept = Nanos(-(-limit * int(percent[1]) // 100))
-    else:
-        try:
-            kept = dollars_to_nanos(reserve, field="reserve")
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{error}; or a part of the budget, such as '10%'") from error
-    if limit is not None and kept >= limit:
+    try:
+        kept = None if percent is not None else dollars_to_nanos(reserve, field="reserve")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{error}; or a part of the budget, such as '10%'") from error
+    part = None if percent is None else int(percent[1])
+    least = part_of(limit, part) if part is not None and limit is not None else kept
+    if limit is not None and least is not None and least >= limit:
         raise ConfigError(
-            f"reserve: ${format_dollars(kept)} of a budget of ${format_dollars(limit)} would leave nothing for payments"
+            f"reserve: ${format_dollars(least)} of a budget of ${format_dollars(limit)} would leave nothing for payments"
         )
-    return kept
+    return kept, part
 
 
 def session_request(
@@ -118,6 +115,7 @@ def session_request(
     resumes = session_id is not None and bool(basis.shell.store.path(session_id))
     if limit is None and not resumes:
         limit = basis.context.session_budget
+    kept, percent = parse_reserve(reserve, limit)
     parts = basis.context.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
     return NodeRequest(
         id=session_id or f"s_{here().random_bytes(8).hex()}",
@@ -127,7 +125,8 @@ def session_request(
         limit=limit,
         opener=opener_of(basis.context),
         gone=basis.context.gone,
-        reserve=parse_reserve(reserve, limit),
+        reserve=kept,
+        reserve_percent=percent,
         soft=None if resumes and soft_limit is None else parts,
     )
 

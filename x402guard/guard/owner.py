@@ -241,7 +241,7 @@ class Owner:
 
         Returns its live holds: what is signed or sent already can still be taken.
         """
-        node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason[:300]))
+        node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason))
         return outstanding_of(self._store, node.id)
 
     def reset(self, session: str, *, unsafe_early: bool = False) -> BudgetRow:

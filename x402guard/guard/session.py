@@ -365,7 +365,7 @@ class Session(Charges, Endings):
         return Session.open(
             self._basis,
             NodeRequest(
-                id=f"{self._node_id}/{kind}-{here().random_bytes(4).hex()}",
+                id=f"{self._node_id}/{kind}-{here().random_bytes(8).hex()}",
                 parent_id=self._node_id,
                 kind=kind,
                 name=name,

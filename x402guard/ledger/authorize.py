@@ -12,7 +12,7 @@ from msgspec import Struct
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.ledger.model import NOTHING, OVER, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -91,7 +91,8 @@ def check_open(view: LedgerView, node_id: str, *, resumes: bool = False, ended: 
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
         if node.until_ms is not None and view.now_ms >= node.until_ms:
             until = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            reason = f"{node.kind} {node.name!r} had until {until}, the end of its task"
+            had = "has had the end of its task" if node.until_ms == OVER else f"had until {until}, the end of its task"
+            reason = f"{node.kind} {node.name!r} {had}"
             return Refusal(DEADLINE, reason, error=SessionClosed, advice="Nothing was paid. It cannot be opened again.")
     return None
 

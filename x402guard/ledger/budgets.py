@@ -301,6 +301,8 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         view.tell(WOULD_TRIP, "info", told, session=node_id, rule=word, logged_only=True)
         return
     view.restrains = True
+    # A file's name or a word from a shell may be no UTF-8, and a stop does not fail by its text.
+    reason = reason.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
     view.record(node_id, "trip", facts={"word": word, "reason": reason})
     message = (
         f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"

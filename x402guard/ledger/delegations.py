@@ -17,7 +17,7 @@ from x402guard.errors import ConfigError, IllegalTransition
 from x402guard.frozen import read_struct, readable, replace
 from x402guard.ledger.authorize import check_open
 from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
-from x402guard.ledger.model import Node, NodeState
+from x402guard.ledger.model import OVER, Node, NodeState
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, MarkKey
 
@@ -172,7 +172,7 @@ def move(view: LedgerView, session_id: str, to: DelegationState, **changes: Any)
     if to in (_S.ANSWERED, _S.REVOKED):
         view.restrains = True
         node = view.node(session_id)
-        view.put_node(replace(node, until_ms=min(view.now_ms, node.until_ms or view.now_ms)))
+        view.put_node(replace(node, until_ms=OVER))
         withdraw(view, delegation.parent, session_id)
     return moved
 

@@ -19,6 +19,9 @@ WALLET: Final = "wallet"
 
 NOTHING: Final = Nanos(0)
 
+OVER: Final = 0
+"""The end of a task's time that is past by any clock, in unix milliseconds."""
+
 TERMINATIONS: Final = (
     "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
     "rolled_back", "session_timeout", "spend_spike", "unexplained_transfer", "watchdog",
@@ -111,7 +114,7 @@ class Node(Struct, frozen=True):
         reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
         trip_reason: why it is tripped, as a sentence; None if it is not tripped.
         soft: the soft limits, in millionths of the limit; warned: the highest one already notified.
-        until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never.
+        until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never; ``OVER`` by any clock.
     """
 
     id: str

@@ -42,8 +42,18 @@ def trip_node(view: LedgerView, node_id: str, reason: str) -> Node:
     ``ConfigError`` if there is no such budget.
     """
     known_budget(view, node_id)
-    trip(view, node_id, KILL_SWITCH, reason)
+    trip(view, node_id, KILL_SWITCH, check_reason(reason))
     return view.node(node_id)
+
+
+_LONGEST_REASON: Final = 300
+
+
+def check_reason(reason: object) -> str:
+    """Return the reason of a stop, cut. Raises ``ConfigError`` for what is no text."""
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason: {reason!r:.80} is no text; write why, such as 'spends too much'")
+    return reason[:_LONGEST_REASON]
 
 
 def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
@@ -100,22 +110,21 @@ def windows_ahead(ledger: LedgerReads) -> dict[str, int]:
     """Return the budgets whose window begins in the future, and what each had used before the present one began.
 
     In nano-dollars, at most: a correction since then that gives something back may be one of what was used before. A
-    clock that was ahead has begun these windows, and taken what the present one has used for past.
+    clock that was ahead has begun these windows, and taken what the present one has used for past. What was held then
+    counts when it is captured, wherever that was: in the budget, or in one below it.
     """
     now_ms, found = ledger.now_ms(), {}
     for node in ledger.nodes():
         if node.window is None or node.since_ms <= now_ms:
             continue
         start_ms = window_start_ms(node.window, now_ms)
-        own = [each for each in ledger.entries(node.id) if each.node_id == node.id]
         found[node.id] = sum(
-            each.captured + each.held + each.granted_out if each.at_ms < start_ms else min(0, each.captured)
-            for each in own
+            each.captured if each.at_ms < start_ms else min(0, each.captured) for each in ledger.entries(node.id)
         )
     return found
 
 
-def accept_clock(view: LedgerView, by: str, ahead: Mapping[str, int]) -> None:
+def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int]) -> None:
     """Take the machine's clock as right, although the ledger's last entry is a day behind it, or ahead of it.
 
     Times of budgets that are in the future become the present; *ahead* is what ``windows_ahead`` has found.

@@ -10,7 +10,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.lost import Compared
-from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
+from x402guard.ledger.model import OVER, WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.store import LedgerReads, LedgerStore
@@ -118,10 +118,14 @@ def predict(nodes: Iterable[Node], name: str, *, gone: Collection[str] = (), but
     return Prediction(name, len(costs), *(nanos_to_decimal(_nearest_rank(costs, percent)) for percent in (50, 95)))
 
 
-def has_ended(node: Node, gone: Collection[str]) -> bool:
-    """True for a session that was closed, or that only instances have open which are *gone*."""
-    gone_too = bool(node.openers) and all(opener.rpartition("#")[0] in gone for opener in node.openers)
-    return node.closed_ms is not None or gone_too
+def has_ended(node: Node, gone: Collection[str], before_ms: int = OVER) -> bool:
+    """True for a session that was closed, or that only instances have open which are *gone*.
+
+    And for a task that nothing has open, if its time was over *before_ms* (unix milliseconds).
+    """
+    is_left = all(opener.rpartition("#")[0] in gone for opener in node.openers)
+    over = bool(node.openers) or (node.until_ms is not None and node.until_ms <= before_ms)
+    return node.closed_ms is not None or (is_left and over)
 
 
 def _nearest_rank(ordered: list[int], percent: int) -> int:

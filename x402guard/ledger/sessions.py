@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -11,7 +12,7 @@ from x402guard.evm import Address
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import settle_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
-from x402guard.ledger.model import NOTHING, WALLET, Node, NodeKind, NodeState, Window
+from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.ledger.windows import window_start_ms
@@ -28,6 +29,7 @@ class NodeRequest(Struct, frozen=True):
         gone: instances known to have ended; their openings are over.
         window: when its spending restarts; None for never.
         reserve: nano-dollars of the limit kept for last LLM calls; None for the stored reserve, or none.
+        reserve_percent: in place of *reserve*, a part of the limit that results, in percent.
         soft: soft limits in millionths of the limit, lowest first; None for the stored ones, or none.
         until_ms: when a new node's time is over, in unix milliseconds; None for never.
     """
@@ -41,6 +43,7 @@ class NodeRequest(Struct, frozen=True):
     gone: frozenset[str] = frozenset()
     window: Window | None = None
     reserve: Nanos | None = None
+    reserve_percent: int | None = None
     soft: tuple[int, ...] | None = None
     until_ms: int | None = None
 
@@ -63,7 +66,7 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         wallet = replace(wallet, soft=soft)
         view.put_node(wallet)
     set_by_owner = view.mark(owner_mark(WALLET))
-    if limit is None or limit == wallet.limit or (set_by_owner is not None and limit == set_by_owner["was"]):
+    if limit is None or limit == wallet.limit or _is_owners(set_by_owner, limit, wallet):
         return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
         return _lower(view, wallet, limit)
@@ -71,6 +74,13 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "
         f"${format_dollars(wallet.limit)}; use that value, or leave budget out to take the ledger's limit"
     )
+
+
+def _is_owners(set_by_owner: Mapping[str, Any] | None, limit: Nanos, node: Node) -> bool:
+    """True if the owner's limit stands in place of the *limit* that code asks for: the first one, or a higher one."""
+    if set_by_owner is None or node.limit is None:
+        return False
+    return bool(limit == set_by_owner["was"] or limit > node.limit == set_by_owner["is"])
 
 
 def name_mark(name: str) -> MarkKey:
@@ -118,7 +128,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
             f"per: budget {node.name!r} has the window {_shown(node.window)}, not {_shown(request.window)}"
         )
     set_by_owner = view.mark(owner_mark(request.id))
-    if set_by_owner is not None and request.limit == set_by_owner["was"]:
+    if request.limit is not None and _is_owners(set_by_owner, request.limit, node):
         request = replace(request, limit=None)  # the owner has changed this limit since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
         raise ConfigError(
@@ -145,25 +155,28 @@ def _shown(window: Window | None) -> str:
 
 
 def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
-    """Raise the reserve (never lower it) and replace the soft limits."""
-    if request.reserve is not None and request.reserve < node.reserve:
+    """Raise the reserve (never lower it) and replace the soft limits. A part of a limit that is lower now changes nothing."""
+    reserve = node.reserve if request.reserve is None else request.reserve
+    if request.reserve_percent is not None and node.limit is not None:
+        reserve = max(node.reserve, part_of(node.limit, request.reserve_percent))
+    elif reserve < node.reserve:
         raise ConfigError(
             f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)}; a reserve can be raised and never "
-            f"lowered, but ${format_dollars(request.reserve)} was requested"
+            f"lowered, but ${format_dollars(reserve)} was requested"
         )
-    if request.reserve is not None and node.limit is not None and request.reserve >= node.limit:
+    elif reserve > node.reserve and node.limit is not None and reserve >= node.limit:
         raise ConfigError(
-            f"reserve: ${format_dollars(request.reserve)} of a budget of ${format_dollars(node.limit)} would leave nothing "
-            "for payments"
+            f"reserve: ${format_dollars(reserve)} of a budget of ${format_dollars(node.limit)} would leave nothing for payments"
         )
-    tightened = replace(
-        node,
-        reserve=node.reserve if request.reserve is None else request.reserve,
-        soft=node.soft if request.soft is None else request.soft,
-    )
+    tightened = replace(node, reserve=reserve, soft=node.soft if request.soft is None else request.soft)
     if tightened != node:
         view.put_node(tightened)
     return tightened
+
+
+def part_of(limit: Nanos, percent: int) -> Nanos:
+    """Return a part of a limit in nano-dollars, rounded up."""
+    return Nanos(-(-limit * percent // 100))
 
 
 def begin_finalizing(view: LedgerView, node_id: str) -> None:
@@ -208,7 +221,7 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
         openers=() if request.kind is NodeKind.BUDGET else (request.opener,),
         window=request.window,
         since_ms=0 if request.window is None else window_start_ms(request.window, view.now_ms),
-        reserve=request.reserve or NOTHING,
+        reserve=request.reserve or part_of(request.limit, request.reserve_percent or 0),
         soft=request.soft or (),
         until_ms=request.until_ms,
     )

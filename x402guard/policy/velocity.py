@@ -257,6 +257,11 @@ def _sums(view: LedgerView, key: MarkKey, window: str) -> tuple[int, int]:
     return sum(map(itemgetter(0), buckets.values())), sum(map(itemgetter(1), buckets.values()))
 
 
+def window_ms(name: str) -> int:
+    """Return the length of one bucket of a ring, in milliseconds. *name* is its key; without a window it is of a day."""
+    return _WINDOWS.get(name.rpartition(" ")[2], _WINDOWS["day"])[0] * 1000
+
+
 def counted_within(row: Mapping[str, Any], name: str, now_ms: int) -> tuple[int, int]:
     """Return the nano-dollars and the calls of a ring that still count at *now_ms*; none of an empty row.
 

@@ -130,7 +130,7 @@ def _ended(
     """Yield each session that is over, with all budgets below it."""
 
     def is_over(node: Node) -> bool:
-        ended = node.kind is NodeKind.TOKENS or has_ended(node, gone)
+        ended = node.kind is NodeKind.TOKENS or has_ended(node, gone, before_ms)
         return ended and node.last_ms < before_ms and node.id not in busy
 
     trees: dict[str, list[Node]] = {}

@@ -96,7 +96,7 @@ def test_none_is_no_choice_of_a_policy():
         ({"budget": None}, 'to resume, and a new one needs budget="\\$5.00"'),
         (
             {"budget": None, "reserve": "10%"},
-            "(budget: a new session needs|reserve: '10%' is a part of a budget, and no)",
+            "budget: there is no session .* to resume",
         ),
         ({"tokens": 0}, "tokens: 0 is not a positive whole number"),
     ],
@@ -111,15 +111,12 @@ def test_of_a_session(guard, arguments, says):
 
 def test_of_a_resumed_session(guard):
     guard.session("s", budget="$1.00", reserve="10%", id="run")
-    for reserve, says in {
-        "20%": "no budget is given",
-        "$1.00": "reserve: ",
-        "$7": "reserve: ",
-        "1%": "reserve: ",
-    }.items():
-        with pytest.raises(ConfigError, match=says):
+    for reserve in ("$1.00", "$7", "$0.01"):
+        with pytest.raises(ConfigError, match="reserve: "):
             guard.session("s", id="run", reserve=reserve)
     assert guard.session("s", id="run").remaining == Decimal("0.90")
+    assert guard.session("s", id="run", reserve="1%").remaining == Decimal("0.90")  # of the budget in the ledger
+    assert guard.session("s", id="run", reserve="20%").remaining == Decimal("0.80")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +152,7 @@ def test_of_a_named_budget(guard, arguments, says):
         ({"per": 1}, "per: 1 is not one"),
         (
             {"per": "day", "tz": "Berlin"},
-            "tz: 'Berlin' is not a time zone known on this machine; write a name such as 'UTC' or 'Europe/Berlin'",
+            "tz: 'Berlin' is not a time zone that each machine knows; write a name such as 'UTC' or 'Europe/Berlin'",
         ),
         ({"per": "day", "tz": ""}, "tz: '' is not a time zone"),
         ({"per": "day", "tz": "../../etc/passwd"}, "tz: '../../etc/passwd' is not a time zone"),

@@ -9,13 +9,13 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
+from x402guard.guard.clock import accept_clock
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.session import Session
 from x402guard.ledger.lost import to_enter, write_end
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.owner import CLOCK_MARK, accept_clock, windows_ahead
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import Notice, Scope
+from x402guard.ledger.view import Notice
 from x402guard.policy import Policy
 from x402guard.stores import open_store
 from x402guard.testing.simulator.agents import Agents
@@ -191,9 +191,7 @@ class Play:
                 if not str(error).startswith("clock:"):
                     raise Violation("start-refused", f"{process.name}: {error}") from error
                 self.world.coverage.notes["clock asked about"] += 1
-                ids = tuple(node.id for node in store.nodes())
-                scope = Scope(nodes=ids, marks=(CLOCK_MARK,), durable=True)
-                store.transact(scope, partial(accept_clock, by="owner", ahead=windows_ahead(store)))
+                accept_clock(store, "owner")
         process.down_until_ms = self.world.time.ms + 10_000
 
     def _dies(self, process: SimProcess, start: int, draws: Draws) -> None:

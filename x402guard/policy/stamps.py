@@ -1,0 +1,51 @@
+"""Brings the times that guards have noted back to the present, after a clock that was ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from x402guard.ledger.store import LedgerReads
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.policy.velocity import window_ms
+
+_BREAKER: Final = "breaker"
+_PRICES: Final = "prices"
+_VELOCITY: Final = "velocity"
+_TIMES: Final = ("failed_ms", "opened_ms", "tried_ms")
+
+
+def stamps_ahead(ledger: LedgerReads) -> tuple[MarkKey, ...]:
+    """Return the keys of the rows of breakers, prices and velocity that hold a time in the future.
+
+    They would refuse honest calls until that time comes. Loops and spikes pass over such rows by themselves.
+    """
+    now_ms = ledger.now_ms()
+    return tuple(
+        (kind, name)
+        for kind in (_BREAKER, _PRICES, _VELOCITY)
+        for name, row in ledger.marks(kind, "").items()
+        if brought_back((kind, name), row, now_ms) != row
+    )
+
+
+def bring_back(view: LedgerView, keys: tuple[MarkKey, ...]) -> None:
+    """Take the times in these rows that are in the future for the present. What they count still counts."""
+    for key in keys:
+        row = view.mark(key)
+        if row is not None:
+            view.put_mark(key, brought_back(key, row, view.clock_ms))
+
+
+def brought_back(key: MarkKey, row: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """Return a row without times after *now_ms* (unix milliseconds)."""
+    kind, name = key
+    if kind == _BREAKER:
+        return {**row, **{each: min(row[each], now_ms) for each in _TIMES if row.get(each) is not None}}
+    if kind == _PRICES:
+        return {**row, "prices": [[price, min(at_ms, now_ms)] for price, at_ms in row["prices"]]}
+    now, sums = now_ms // window_ms(name), dict[str, list[int]]()
+    for at, (spent, made) in row["buckets"].items():
+        before = sums.get(slot := str(min(int(at), now)), [0, 0])
+        sums[slot] = [before[0] + spent, before[1] + made]
+    return {**row, "now": min(int(row["now"]), now), "buckets": sums}
