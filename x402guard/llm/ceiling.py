@@ -225,6 +225,8 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         # "auto" may become the most expensive tier.
         value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
         if value in NOT_DEARER:
+            if value in _STANDARD:
+                context.pop(key, None)  # it asks for what the owner's cheaper tier is not
             continue
         if (key, value) in priced.contexts:
             context[key] = value
@@ -249,6 +251,8 @@ def _suggest(book: PriceBook, provider: str, model: str) -> str:
     suggested = book.suggest(provider, model)
     return "" if suggested is None else f"{suggested} Or "
 
+
+_STANDARD: Final = frozenset({"default", "on_demand", "standard", "standard_only"})
 
 NOT_DEARER: Final = frozenset(
     {
@@ -433,6 +437,8 @@ def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
 def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
     if call.limit == 0:
         return 0, "no output"
+    if rates.priced.max_output is not None:
+        return rates.priced.max_output, "max_output of its price"
     provider, names = call.route.provider, (call.model, rates.priced.model)
     known = [row for name in names if (row := model_maximum("openai" if provider == "azure" else provider, name))]
     if known:

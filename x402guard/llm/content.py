@@ -18,6 +18,7 @@ _DATA_URL: Final = re.compile(r"data:(?P<mime>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,"
 _LINK_KEYS: Final = {
     "image_url": "image_url",
     "video_url": "video",
+    "audio_url": "audio",
     "document_url": "document",
     "file_url": "document",
     "fileUri": "document",
@@ -28,6 +29,16 @@ _OPAQUE: Final = frozenset(
 )
 """Keys whose values a model reads as text, whatever they hold: schemas and the arguments of tool calls."""
 
+_LONGEST_SCHEME: Final = 20
+_PARTS: Final = {
+    "audio": "audio",
+    "image": "image_url",
+    "input_audio": "audio",
+    "input_image": "image_url",
+    "input_video": "video",
+    "video": "video",
+}
+"""Types of parts whose link may stand in a field of the same name → what it leads to."""
 _SCHEMAS: Final = re.compile(r"(.*_)?schema|.*Schema")
 
 _Where = tuple[Any, ...]
@@ -171,7 +182,15 @@ def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[
             return frozenset()
         content.media.append(Media.of(_field((where, "data")), mime, data))
         return frozenset({"data"})
+    named = value.get("type")
+    said = value.get(named) if isinstance(named, str) and named in _PARTS else None
+    if isinstance(said, str) and ("://" in said[:_LONGEST_SCHEME] or said.startswith("data:")):
+        _read_link(said, (where, str(named)), content, "", _PARTS[str(named)])
+        return frozenset({str(named)})
     if isinstance(data, str) and where[1:] == ("input_audio",):
+        if "://" in data[:_LONGEST_SCHEME]:
+            content.unbounded.append(Unbounded(_field((where, "data")), "audio"))
+            return frozenset({"data"})
         content.media.append(Media.of(_field((where, "data")), "audio/any", data))
         return frozenset({"data"})
     filed = value.get("file_data")
@@ -241,6 +260,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("data_sources", "file_search"),
     ),
     "responses": (
+        ("multi_agent", "provider_tool"),
         ("previous_response_id", "stored_conversation"),
         ("conversation", "stored_conversation"),
         ("prompt", "stored_conversation"),
@@ -248,14 +268,14 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("search_parameters", "web_search"),
         ("models", "model_fallback"),
     ),
-    "messages": (("mcp_servers", "mcp"), ("container", "code_execution")),
+    "messages": (("mcp_servers", "mcp"), ("container", "code_execution"), ("fallbacks", "model_fallback")),
     "gemini": (("cachedContent", "cached_content"), ("cached_content", "cached_content")),
     "cohere": (("connectors", "web_search"),),
 }
 _MODELS: Final = (
     (re.compile(r":online\b"), "web_search"),
     (re.compile(r"-search(-preview|-api)?\b|deep-research"), "web_search"),
-    (re.compile(r"\bcompound\b"), "provider_tool"),
+    (re.compile(r"\bcompound\b|\bmulti-agent\b"), "provider_tool"),
 )
 _OPENROUTERS_MODELS: Final = (
     (re.compile(r"\bimage\b"), "image_generation"),

@@ -16,7 +16,7 @@ from x402guard.llm.prices import PriceBook, TokenCounter
 from x402guard.llm.routes import Route, find_endpoint, find_route
 from x402guard.llm.settings import Metering, place_of
 from x402guard.money import Nanos
-from x402guard.policy.patterns import plain_host, plain_path
+from x402guard.policy.patterns import plain_host, readings
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
@@ -62,18 +62,19 @@ def classify(
     the request *upgrades*. One that asks Google for some fields of its answer alone, in its query or *masked* by a
     header, is refused as well: the counts may not be among them.
     """
-    settings, host, path = meter.settings, plain_host(host), plain_path(split_path(url).path)
+    settings, host, (path, *others) = meter.settings, plain_host(host), readings(split_path(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
-    route_name = place_of(host, path)
-    if upgrades and endpoint is not None and not settings.is_free(route_name):
+    route_name, odd = place_of(host, path), [place_of(host, other) for other in others]
+    is_free = all(map(settings.is_free, (route_name, *odd)))  # however its server reads the path
+    if upgrades and endpoint is not None and not is_free:
         reason = f"{method} {route_name} upgrades the connection, and what runs over it cannot be metered"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Call the model by plain requests.")
-    if method in _COSTS_NOTHING or settings.is_free(route_name):
+    if method in _COSTS_NOTHING or is_free:
         return None
     if endpoint is None:
         return Unmetered(route_name) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
     fixed = settings.fixed_price(route_name)
-    if fixed is not None:
+    if fixed is not None and all(settings.fixed_price(each) == fixed for each in odd):
         return FixedPrice(endpoint.provider, route_name, fixed)
     route = find_route(endpoint, path)
     if route is None:

@@ -65,7 +65,7 @@ def _most(ceiling: Ceiling) -> Nanos:
 
 
 def _again(call: Call, body: dict[str, object], price: Price) -> tuple[Call, Ceiling] | Refusal:
-    read = read_call(call.route, write_object(body))
+    read = read_call(call.route, write_object(body), tier=call.tier)
     if isinstance(read, Refusal):
         return read
     ceiling = price(read)

@@ -175,7 +175,8 @@ def _priced(
         at_unix=at_unix,
         source=source,
         version="",
-        context_window=price.max_output or (None if before is None else before.context_window),
+        context_window=None if before is None else before.context_window,
+        max_output=price.max_output,
         units=_UNITS if before is None else _UNITS | before.units,
         contexts=frozenset() if before is None else before.contexts,
     )
@@ -190,6 +191,7 @@ class PricedModel(Struct, frozen=True):
         at_unix: the moment, in unix seconds; prices change by date, and some by the hour.
         source, version: the source of the prices, for the ledger.
         context_window: the model's context window in tokens, or None if the book does not state it.
+        max_output: the maximum output in tokens that the owner or the session has set, or None.
         units: the units with their own price.
         contexts: the (key, value) pairs with other prices, such as ``("service_tier", "flex")``.
     """
@@ -202,6 +204,7 @@ class PricedModel(Struct, frozen=True):
     context_window: int | None
     units: frozenset[str]
     contexts: frozenset[tuple[str, str]] = frozenset()
+    max_output: int | None = None
 
 
 class PriceBook(Protocol):

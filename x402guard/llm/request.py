@@ -72,6 +72,7 @@ class Call(Struct, frozen=True):
         unbounded: the parts whose cost the body's size does not bound.
         predicted: bytes of predicted output, which are billed as output if the prediction was wrong.
         context: the requested price tiers: ``service_tier``, ``speed``.
+        tier: what Vertex's header requests, which is sent with any body; "" for nothing.
         us_only: True if inference in the United States is requested.
         caches: True if the request may write to a cache.
         speaks: True if the answer may contain audio.
@@ -92,6 +93,7 @@ class Call(Struct, frozen=True):
     us_only: bool
     caches: bool
     speaks: bool
+    tier: str = ""
 
     @property
     def asked_for_usage(self) -> bool:
@@ -125,7 +127,8 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
     if len(named) > 1:
         return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
     caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
-    return _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
+    read = _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
+    return replace(read, tier=tier) if tier and isinstance(read, Call) else read
 
 
 def _has_key(sent: Mapping[str, Any], name: str) -> bool:
