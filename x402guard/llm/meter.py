@@ -64,12 +64,13 @@ def classify(
     """
     settings, host, (path, *others) = meter.settings, plain_host(host), readings(split_path(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
-    route_name, odd = place_of(host, path), [place_of(host, other) for other in others]
-    is_free = all(map(settings.is_free, (route_name, *odd)))  # however its server reads the path
-    if upgrades and endpoint is not None and not is_free:
+    route_name = place_of(host, path)
+    # What is free, or has a fixed price, is so however its server reads the path.
+    odd = tuple([place_of(host, other) for other in others]) if others else ()
+    if upgrades and endpoint is not None and not _is_free(settings, route_name, odd):
         reason = f"{method} {route_name} upgrades the connection, and what runs over it cannot be metered"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Call the model by plain requests.")
-    if method in _COSTS_NOTHING or is_free:
+    if method in _COSTS_NOTHING or _is_free(settings, route_name, odd):
         return None
     if endpoint is None:
         return Unmetered(route_name) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
@@ -90,6 +91,10 @@ def classify(
         reason = f"{method} {route_name} asks for some fields of the answer alone, so its usage may not be in it"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Leave out fields= and X-Goog-FieldMask.")
     return None if route.flavour == "free" else route
+
+
+def _is_free(settings: Metering, route_name: str, odd: tuple[str, ...]) -> bool:
+    return settings.is_free(route_name) and all(map(settings.is_free, odd))
 
 
 def _masks(url: str) -> bool:
