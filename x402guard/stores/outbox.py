@@ -22,8 +22,10 @@ from msgspec.structs import asdict
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.frozen import replace
 from x402guard.ledger.lost import LateEnd, Written
-from x402guard.ledger.model import Hold, HoldKind, HoldState, Node
+from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState, Node
+from x402guard.ledger.purchases import presentation_of
 from x402guard.ledger.tree import path
 from x402guard.stores.outbox_file import ENDING, OutboxFile, alone, is_free, open_file, remove_file
 from x402guard.stores.postgres_rows import LoadedRows
@@ -233,13 +235,20 @@ class Outbox(Kept):
             return self._folder is not None and not self._is_behind
 
     def written(self, end: LateEnd) -> None:
-        """Forget an end, if it is kept."""
+        """Forget an end, if it is kept. What it says of a hold is in the ledger, also if another try has written it."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            if end in self.ends:
-                self.ends = [each for each in self.ends if each != end]
-                self._say(_Line(0, written=[end]))
+            if end not in self.ends:
+                return
+            self.ends = [each for each in self.ends if each != end]
+            at_ms, kept = self._holds.get(end.hold_id, (0, None))
+            is_meant = kept is not None and presentation_of(kept.hold) == (end.hold_id, end.presented)
+            if kept is not None and is_meant and end.delivery is not None and kept.hold.delivery is Delivery.OPEN:
+                kept = replace(kept, hold=replace(kept.hold, delivery=end.delivery))
+                self._holds[end.hold_id] = at_ms, kept
+                self._say(_Line(at_ms, holds=[_as_row(kept)]))
+            self._say(_Line(0, written=[end]))
 
     def look_for(self, lasts: Iterable[Last]) -> None:
         """Look for other entries from now on: what the ledger had lost is entered again."""

@@ -3,6 +3,8 @@
 import threading
 from contextlib import suppress
 
+import pytest
+
 from tests.support.ledger import START_MS, a_hold, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.ledger.lost import LateEnd
@@ -130,3 +132,25 @@ def test_forty_thousand_ends_can_be_read(mine, place):
 
 def test_without_a_home_folder_an_end_is_in_memory_alone():
     assert Outbox().keep(BILLED) is False
+
+
+def kept_delivery(place, copy):
+    copy.mkdir()
+    [file] = place.iterdir()
+    (copy / file.name).write_bytes(file.read_bytes())
+    with left_behind(copy, START_MS) as ended:
+        [part] = [part for each in ended for part in each.parts(START_MS)]
+        return [each.hold.delivery for each in part if each.hold.id == "paid"]
+
+
+@pytest.mark.parametrize("presented", [0, 1])
+def test_an_end_that_an_earlier_try_has_written_is_kept_with_its_hold(mine, place, tmp_path, presented):
+    """The commit was made and its answer lost: the next try changes nothing, so no row says what was handed over."""
+    paid = a_hold("paid", delivery=Delivery.OPEN, presented=1)
+    mine.note(Rows(WHOLE, paid), LAST)
+    end = LateEnd("paid", presented=presented, delivery=Delivery.DONE)
+    mine.keep(end)
+    mine.written(end)
+    after = Delivery.DONE if presented == 1 else Delivery.OPEN  # of another answer to the same payment
+    assert mine.known("paid").hold.delivery is after
+    assert kept_delivery(place, tmp_path / "copy") == [after]
