@@ -87,3 +87,14 @@ def test_a_hostile_path_is_read_in_bounded_time():
 
 def test_what_is_shown_is_the_plain_reading():
     assert whole_routes("get", "Bank.Example.", "/a/%2e%2e/transfer;x=1")[0] == "GET bank.example/transfer;x=1"
+
+
+def test_a_tool_that_is_named_as_a_route_counts_as_one():
+    with make_guard(policy=Policy(breaker=None, loop=None, max_calls={"GET api.example/*": 2})) as guard:
+        with guard.session("s", budget="$1") as session:
+            for _ in range(2):
+                session.charge("GET api.example/search", "$0.01")
+            with pytest.raises(PaymentRefused) as caught:
+                session.charge("GET api.example/search", "$0.01")
+            assert caught.value.rule == "max_calls"
+            session.charge("serp", "$0.01")

@@ -22,7 +22,6 @@ from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
 from x402guard.http.frames import Deflated, Frames
-from x402guard.http.reader import left_by_choice
 from x402guard.x402.delivery import AnswerEnd
 
 if TYPE_CHECKING:
@@ -203,10 +202,9 @@ def _error() -> BaseException | None:
 
     While one propagates, the HTTP library closes the answer and the caller gets the error instead: an answer that
     cannot be decoded, or an error of the caller's own code in the middle of a body. A generator around the answer that is
-    dropped says by GeneratorExit that its caller reads no further: an error, unless that is by choice.
+    dropped says by GeneratorExit that its caller reads no further, be it by choice or by an error, which cannot be seen.
     """
-    error = sys.exc_info()[1]
-    return None if isinstance(error, GeneratorExit) and left_by_choice() else error
+    return sys.exc_info()[1]
 
 
 class Watched:

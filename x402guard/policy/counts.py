@@ -60,7 +60,7 @@ def _matches(pattern: str, step: Step) -> bool:
     if "*" not in pattern:
         return pattern == step.name or pattern in step.routes
     if is_route(pattern):
-        return any(matches_route(pattern, route) for route in step.routes)
+        return any(matches_route(pattern, route) for route in (step.name, *step.routes))
     return matches_name(pattern, step.name, within=False)
 
 

@@ -58,6 +58,7 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 _NOT_SIGNATURES: Final = ("sign_in_*", "sign_off_*", "sign_out_*", "sign_up_*")
 """Names that match ``sign_*`` and sign nothing. What else they name counts."""
 
+_WITHOUT_SIGN: Final = {pattern: level for pattern, level in DEFAULT_LEVELS.items() if pattern != "sign_*"}
 _SIGN_IN: Final = re.compile(r"(?<![^_])sign_(in|off|out|up)(?![^_])")
 
 RISK: Final = "risk"
@@ -119,19 +120,18 @@ class Risk:
             return _highest(own, "LOW")
         if any(_named(each, subject, within=False) for each in _NOT_SIGNATURES):
             rest = replace(subject, names=tuple([without_words(_SIGN_IN, name) for name in subject.names]))
-            found: list[Level] = ["MEDIUM", *_found(rest)]
+            found: list[Level] = ["MEDIUM", *_found(rest, DEFAULT_LEVELS), *_found(subject, _WITHOUT_SIGN)]
         else:
-            found = _found(subject)
+            found = _found(subject, DEFAULT_LEVELS)
         if is_disguised(subject.names[0]):
             found.append("HIGH")  # it is unknown which word it reads as
         return _highest(found, "MEDIUM")
 
 
-def _found(subject: Subject) -> list[Level]:
-    """Return the levels in the default table of a tool that begins with a pattern, else of one that has it within."""
-    table = DEFAULT_LEVELS.items()
-    found = [level for pattern, level in table if _named(pattern, subject, within=False)]
-    return found or [level for pattern, level in table if _named(pattern, subject, within=True)]
+def _found(subject: Subject, table: Mapping[str, Level]) -> list[Level]:
+    """Return the levels in a table of a tool that begins with a pattern, else of one that has it within."""
+    found = [level for pattern, level in table.items() if _named(pattern, subject, within=False)]
+    return found or [level for pattern, level in table.items() if _named(pattern, subject, within=True)]
 
 
 def _highest(levels: list[Level], otherwise: Level) -> Level:

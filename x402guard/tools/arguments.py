@@ -14,6 +14,8 @@ from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
 
+from msgspec import Struct
+
 from x402guard.errors import ConfigError
 
 _SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
@@ -113,6 +115,30 @@ def _key(key: object) -> str:
     )
 
 
+class Seen(Struct, frozen=True):
+    """Arguments at the moment at which an approver is asked about them.
+
+    Attributes:
+        shown: what the approver is shown.
+        digest: SHA-256 of the whole arguments in hex, in the order given.
+    """
+
+    shown: Mapping[str, Any]
+    digest: str
+
+    def whole(self) -> Mapping[str, Any]:
+        """Return what the approver is shown: the owner's code has judged the whole."""
+        return self.shown
+
+    def cut(self) -> Mapping[str, Any]:
+        """Return what the approver is shown."""
+        return self.shown
+
+    def without(self, removed: Iterable[str]) -> Seen:
+        """Return it without what a rule removes."""
+        return Seen({name: value for name, value in self.shown.items() if name not in removed}, self.digest)
+
+
 class Readable:
     """A tool's arguments as plain values for the owner's code and for approvers. Read when one of them needs them.
 
@@ -142,9 +168,15 @@ class Readable:
         """Return what a person can read of them, for approvers. An omitted part is "…"."""
         return _shown_items(self._kept(), _DEEPEST_SHOWN, [_MOST_SHOWN])
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the whole arguments in hex, in the order given. Raises as ``whole`` does."""
-        return hashlib.sha256(repr(self.whole()).encode("utf-8", "surrogatepass")).hexdigest()
+    def seen(self) -> Seen:
+        """Return what an approver is shown, and a digest of all of it. What cannot be read whole counts as it is shown."""
+        shown = self.cut()
+        try:
+            read: Mapping[str, Any] = self.whole()
+        except ConfigError:
+            read = shown
+        said = repr(read).encode("utf-8", "surrogatepass")
+        return Seen(shown, hashlib.sha256(said).hexdigest())
 
     def _kept(self) -> Mapping[Any, Any]:
         return {key: value for key, value in self._arguments.items() if key not in self._removed}
@@ -159,8 +191,10 @@ def _whole(value: object, deeper: int, left: list[int]) -> object:
     left[0] -= 1
     if left[0] < 0:
         raise ConfigError(f"arguments: more than {_MOST_READ:,} values")
-    if value is None or isinstance(value, (bool, int, float, bytes)):
+    if value is None or isinstance(value, (bool, float, bytes)):
         return value
+    if isinstance(value, int):
+        return value if abs(value) < _LARGE else hex(value)  # Python writes no number of thousands of digits
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, (bytearray, memoryview)):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
-from x402guard.tools.arguments import Readable, fingerprint, plain_arguments
+from x402guard.tools.arguments import Readable, plain_arguments
 from x402guard.tools.flow import Approved
 
 _NAMED: Final = (
@@ -46,17 +46,16 @@ class Bound(Struct, frozen=True):
     def changed(self, approved: Approved | None) -> bool:
         """True if the caller has changed the arguments since they were *approved*; False if none were.
 
-        What is not comparable is compared as it reads.
+        An object that is no plain value is compared by the name of its class.
         """
         if approved is None:
             return False
         removed = frozenset() if approved.narrow is None else frozenset(approved.narrow.remove)
-        named = self.by_name()
-        now = _plain_or_none(named)
-        if now is None:
-            grouped = removed.union(*(self.groups.get(name, ()) for name in removed))
-            return Readable(_spread(named, self.more), grouped).digest() != approved.fingerprint
-        return fingerprint({name: value for name, value in now.items() if name not in removed}) != approved.fingerprint
+        grouped = removed.union(*(self.groups.get(name, ()) for name in removed))
+        try:
+            return Readable(_spread(self.by_name(), self.more), grouped).seen().digest != approved.digest
+        except Exception:  # noqa: BLE001 - what cannot be read any more is not what was approved
+            return True
 
     def by_name(self) -> dict[str, Any]:
         """Return the arguments by the names of their parameters."""

@@ -30,7 +30,7 @@ from x402guard.policy.reach import judge_reach
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.policy.verdicts import Narrow, Subject, Verdict
-from x402guard.tools.arguments import Readable, fingerprint
+from x402guard.tools.arguments import Readable, Seen, fingerprint
 
 TOOL_HOLD_S: Final = 900
 """The default of ``lifetime_s``: seconds after which a tool without a reported end is captured at its ceiling."""
@@ -63,7 +63,7 @@ class ToolCall:
     needs: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
     groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    shown: Readable | None = field(default=None, repr=False)
+    shown: Readable | Seen | None = field(default=None, repr=False)
     fingerprint: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -113,11 +113,11 @@ class Approved(Struct, frozen=True):
     """The arguments of a use that an approver has allowed.
 
     Attributes:
-        fingerprint: their SHA-256, without what a rule removes; of what is not comparable, as it reads; "" if unknown.
+        digest: their SHA-256, without what a rule removes; "" if unknown.
         narrow: the narrowing by the owner's rules, or None.
     """
 
-    fingerprint: str
+    digest: str
     narrow: Narrow | None
 
 
@@ -144,7 +144,8 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    step, approved = _step(context, call), (yield from _approved(call, verdict))
+    call, approved = _approved(call, verdict)
+    step = _step(context, call)
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(
         context, _scope(context, call, step), change, undo, refuse=_refuse(context, call), seat=seat
@@ -159,14 +160,12 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     return HeldTool(held, call.amount, verdict.narrow, approved)
 
 
-def _approved(call: ToolCall, verdict: Verdict) -> Flow[Approved | None]:
-    """Note, before an approver is asked, which arguments they will have allowed."""
+def _approved(call: ToolCall, verdict: Verdict) -> tuple[ToolCall, Approved | None]:
+    """Return the call as an approver will be shown it, and which arguments they will have allowed."""
     if verdict.action != "ask":
-        return None
-    known, shown = call.fingerprint, call.shown
-    if not known and shown is not None:
-        known = yield Compute(lambda _now_ms: shown.digest(), quick=False)
-    return Approved(known, verdict.narrow)
+        return call, None
+    seen = call.shown.seen() if isinstance(call.shown, Readable) else call.shown
+    return replace(call, shown=seen), Approved("" if seen is None else seen.digest, verdict.narrow)
 
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
@@ -310,7 +309,8 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    step, approved = _step(context, call), (yield from _approved(call, verdict))
+    call, approved = _approved(call, verdict)
+    step = _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
         refusal = (

@@ -1,13 +1,16 @@
 """The owner's ``classify`` judges all that the tool gets, and a change of what an approver is not shown is seen as well."""
 
 import dataclasses
+import threading
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import ApprovalDenied, PolicyDenied
-from x402guard.policy import Policy, Risk
+from x402guard import ApprovalDenied, Bulkhead, Policy, PolicyDenied, Risk
 
 BAD = "DROP TABLE users"
 
@@ -149,3 +152,81 @@ def test_what_stays_as_it_was_runs():
         delete_user(deep("x", 30))
         assert len(ran) == 2
         assert session.spent > 0
+
+
+UNREADABLE = {
+    "nested deeper": lambda kept: kept.__setitem__(0, deep("x", 70)),
+    "a number of thousands of digits": lambda kept: kept.__setitem__(0, 10**5_000),
+    "itself": lambda kept: kept.__setitem__(0, kept),
+}
+
+
+@pytest.mark.parametrize("beside", [None, object()], ids=["readable", "with an object"])
+@pytest.mark.parametrize("cost", ["$0", "$0.90"])
+@pytest.mark.parametrize("into", UNREADABLE)
+def test_arguments_that_become_unreadable_do_not_run_and_cost_nothing(into, cost, beside):
+    ran, kept = [], ["a"]
+
+    def approver(_request):
+        UNREADABLE[into](kept)
+        return True
+
+    with make_guard(approver=approver) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(cost=cost)
+        def delete_user(ids, context=None):
+            ran.append(ids)
+
+        with pytest.raises(ApprovalDenied, match="its arguments were changed while an approver was asked"):
+            delete_user(kept, beside)
+        assert (ran, session.spent, session.held) == ([], 0, 0)
+        session.charge("serp", "$0.50")
+
+
+@pytest.mark.parametrize("value", [deep("x", 70), 10**5_000, [0] * 1_000_001], ids=["deep", "large", "many"])
+def test_what_an_approver_allows_runs_also_where_it_cannot_be_read_whole(value):
+    ran = []
+    with make_guard(approver=lambda _: True) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(cost="$0.01")
+        def delete_user(ids, context=None):
+            ran.append(ids)
+
+        delete_user(value, object())
+    assert len(ran) == 1
+
+
+def test_what_an_approver_is_shown_is_what_runs_although_it_is_changed_before_and_put_back():
+    """The call waits for its place; its arguments are changed meanwhile, and put back while the approver is asked."""
+    ran, seen, kept = [], [], {"to": ["bob", "eve"]}
+    busy, goes = threading.Event(), threading.Event()
+
+    def approver(request):
+        if request.arguments["kept"]["to"] != ["first"]:
+            seen.append(list(request.arguments["kept"]["to"]))
+            kept["to"][1] = "eve"
+        return True
+
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_tool=1))
+    with make_guard(approver=approver, policy=policy) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(cost="$0.01")
+        def delete_user(kept):
+            ran.append(list(kept["to"]))
+            if kept["to"] == ["first"]:
+                busy.set()
+                goes.wait(20)
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(session.bind(delete_user), {"to": ["first"]})
+            assert busy.wait(20)
+            second = pool.submit(session.bind(delete_user), kept)
+            ends_s = time.monotonic() + 20
+            while not session.shell.slots._lines and time.monotonic() < ends_s:
+                time.sleep(0.001)
+            kept["to"][1] = "alice"
+            goes.set()
+            first.result(20)
+            with suppress(ApprovalDenied):
+                second.result(20)
+    assert ran[1:] in ([], seen)
