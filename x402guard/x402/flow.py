@@ -397,10 +397,13 @@ def _book(context: Context, authorized: Authorized, reply: Reply, end: AnswerEnd
             hold = yield from write_claim(context, hold, claim, status=reply.status, end=end)
             hold = yield from _check_soon(context, hold)
         else:
-            sent = not succeeded(reply.status)
-            hold = yield from note_doubt(context, hold, claim, sent=sent, answered=not sent, end=end)
-            if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
-                # Facilitators answer a used nonce with a new offer, so the chain is asked.
+            delivers = succeeded(reply.status)
+            # Facilitators answer a used nonce with a new offer: the chain is asked, and the seller has not failed.
+            is_used = authorized.represented and reply.status == PAYMENT_REQUIRED_STATUS
+            hold = yield from note_doubt(
+                context, hold, claim, sent=not delivers and not is_used, answered=delivers, end=end
+            )
+            if not delivers and authorized.represented and hold.chain_evidence and hold.proof is None:
                 hold = yield from ask_chain(context, hold)
             elif claim.transaction:
                 hold = yield from _check_soon(context, hold)

@@ -7,11 +7,25 @@ import pytest
 
 from tests.support.faults import Faulty
 from tests.support.ledger import Clock
-from tests.support.merchant import URL, Shop, b64, believed, client, make_guard, receipt, required, upto
+from tests.support.merchant import (
+    URL,
+    Shop,
+    b64,
+    believed,
+    client,
+    make_guard,
+    offer_response,
+    receipt,
+    required,
+    upto,
+)
+from tests.support.refusals import Chunks
 from tests.support.signers import Stalling
 from x402guard import (
     Breaker,
+    CircuitOpen,
     LedgerUnavailable,
+    PaidNotDelivered,
     Policy,
     SettlementUncertain,
     SignerError,
@@ -133,3 +147,36 @@ def test_an_answer_that_is_lost_while_the_machine_sleeps_is_remembered_from_then
         assert client(session, shop).get(URL).status_code == 200, "a day later it is forgotten"
         assert len(shop.nonces) == 2
     store.close()
+
+
+@pytest.mark.parametrize("status", [402, 500])
+def test_a_seller_that_refuses_a_used_payment_has_not_failed(ledger_url, status):
+    """It has delivered, and the answer was lost here: its other pages are bought. One that breaks down has failed."""
+    seen = set()
+
+    def once(request, shop):
+        nonce = shop.payments[-1][0]
+        if nonce in seen:
+            return offer_response(required(url=str(request.url))) if status == 402 else httpx.Response(status)
+        seen.add(nonce)
+        if request.url.path == "/other":
+            return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, text="the goods")
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Chunks(b"a", error=cut))
+
+    def cut():
+        raise KeyboardInterrupt
+
+    shop, policy = Shop(paid=once), Policy(breaker=Breaker(failures=3))
+    with make_guard(ledger_url, policy=policy) as guard, guard.session("s", budget="$1") as session:
+        with client(session, shop) as http:
+            with pytest.raises(KeyboardInterrupt):
+                http.get("https://courts.example/page")
+            for _ in range(3):
+                with pytest.raises(PaidNotDelivered):
+                    http.get("https://courts.example/page")
+            if status == 402:
+                assert http.get("https://courts.example/other").text == "the goods"
+            else:
+                with pytest.raises(CircuitOpen):
+                    http.get("https://courts.example/other")
+    assert len(shop.nonces) == (2 if status == 402 else 1)
