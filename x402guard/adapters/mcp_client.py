@@ -106,9 +106,11 @@ class GuardedMCPSession:
             return await self._bought(name, given, offer, options)
 
         tool = f"{self._name}/{name}"
+        rules = self._session.innermost().context.policy.rules or ()
+        if name in self._costs or not any(rule.remove for rule in rules):
+            _canonical(arguments)  # what cannot be sent costs nothing, unless a rule removes it
         if name not in self._costs:
             return await self._counted(tool, arguments or {}, call)
-        _canonical(arguments)  # what cannot be sent costs nothing
         declared = self._session.tool(cost=self._costs[name], name=tool, timeout_s=0)
         called: Callable[..., Coroutine[Any, Any, Any]] = declared(call)
         return await called(**(arguments or {}))
@@ -126,7 +128,11 @@ class GuardedMCPSession:
             outcome = "failed" if getattr(result, "is_error", False) else "ok"
             return result
         except BaseException as error:
-            outcome = "failed" if isinstance(error, Exception) and not isinstance(error, PaymentRefused) else "unknown"
+            outcome = (
+                "failed"
+                if isinstance(error, Exception) and not isinstance(error, (PaymentRefused, ConfigError))
+                else "unknown"
+            )
             raise
         finally:
             seat.leave()

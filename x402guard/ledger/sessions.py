@@ -137,7 +137,8 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
         )
     if request.limit is not None and request.limit != node.limit:
         node = _lower(view, node, request.limit)
-    node = _tighten(view, node, request)
+    is_owners = set_by_owner is not None and node.limit == set_by_owner["is"]
+    node = _tighten(view, node, request, is_owners=is_owners)
     if node.kind is NodeKind.BUDGET:
         return node  # a named budget is shared: it is never opened or closed
     view.record(node.id, "resume", facts={"opener": request.opener})
@@ -154,8 +155,11 @@ def _shown(window: Window | None) -> str:
     return "none" if window is None else f"{window.per} in {window.tz}"
 
 
-def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
-    """Raise the reserve (never lower it) and replace the soft limits. A part of a limit that is lower now changes nothing."""
+def _tighten(view: LedgerView, node: Node, request: NodeRequest, *, is_owners: bool) -> Node:
+    """Raise the reserve (never lower it) and replace the soft limits. A part of a limit that is lower now changes nothing.
+
+    A budget whose limit is its owner's opens also where its reserve leaves nothing for payments.
+    """
     reserve = node.reserve if request.reserve is None else request.reserve
     if request.reserve_percent is not None and node.limit is not None:
         reserve = max(node.reserve, part_of(node.limit, request.reserve_percent))
@@ -164,7 +168,8 @@ def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
             f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)}; a reserve can be raised and never "
             f"lowered, but ${format_dollars(reserve)} was requested"
         )
-    elif reserve > node.reserve and node.limit is not None and reserve >= node.limit:
+    asks = request.reserve is not None or request.reserve_percent is not None
+    if asks and node.limit is not None and reserve >= node.limit and (not is_owners or reserve > node.reserve):
         raise ConfigError(
             f"reserve: ${format_dollars(reserve)} of a budget of ${format_dollars(node.limit)} would leave nothing for payments"
         )

@@ -225,8 +225,8 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         # "auto" may become the most expensive tier.
         value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
         if value in NOT_DEARER:
-            if value in _STANDARD:
-                context.pop(key, None)  # it asks for what the owner's cheaper tier is not
+            if value in _STANDARD and context.get(key) in NOT_DEARER:
+                del context[key]  # it asks for what the owner's cheaper tier is not
             continue
         if (key, value) in priced.contexts:
             context[key] = value
@@ -437,12 +437,15 @@ def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
 def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
     if call.limit == 0:
         return 0, "no output"
-    if rates.priced.max_output is not None:
-        return rates.priced.max_output, "max_output of its price"
+    own = rates.priced.max_output
     provider, names = call.route.provider, (call.model, rates.priced.model)
     known = [row for name in names if (row := model_maximum("openai" if provider == "azure" else provider, name))]
     if known:
         largest = max(known, key=lambda row: row.output_tokens)
+        if own is not None and own < largest.output_tokens:
+            return own, "max_output of its price"
         return largest.output_tokens, f"{largest.page}, read on {READ_ON}"
+    if own is not None:
+        return own, "max_output of its price"
     window = rates.priced.context_window
     return window, "the context window" if window is not None else "unknown"

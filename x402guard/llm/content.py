@@ -365,7 +365,9 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
     """Yield the fields of a request whose cost its size does not bound, except links to media."""
     flavour = "chat" if route.flavour == "completions" else route.flavour
     for name, kind in _FIELDS.get(flavour, ()):
-        if body.get(name) not in (None, [], "", False):  # an empty object enables a search
+        asked = body.get(name)
+        is_off = isinstance(asked, dict) and asked.get("enabled") is False
+        if asked not in (None, [], "", False) and not is_off:  # an empty object enables a search
             yield Unbounded(name, kind)
     if route.flavour == "messages" and "compact" in str(body.get("context_management")):
         yield Unbounded("context_management", "stored_conversation")  # a compaction is billed as a separate call

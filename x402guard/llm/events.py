@@ -118,6 +118,10 @@ class _Messages(_Kept):
 
     types = frozenset({"message_start", "message_delta", "message_stop"})
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._states = False
+
     def take(self, event: Mapping[str, Any]) -> None:
         message = event.get("message")
         if event.get("type") == "message_start" and isinstance(message, dict):
@@ -128,9 +132,9 @@ class _Messages(_Kept):
                 newer = {key: value for key, value in counts.items() if value is not None}
                 self._body["usage"] = {**self._body.get("usage", {}), **newer}
             delta = event.get("delta")
-            ends = isinstance(delta, dict) and delta.get("stop_reason") is not None
-            # Without it, the count of message_start would pass for the whole answer's.
-            self.final = ends and isinstance(counts, dict) and isinstance(counts.get("output_tokens"), int)
+            # Without one, the count of message_start would pass for the whole answer's.
+            self._states = self._states or (isinstance(counts, dict) and isinstance(counts.get("output_tokens"), int))
+            self.final = self._states and isinstance(delta, dict) and delta.get("stop_reason") is not None
         elif event.get("type") == "message_stop":
             self.over = True
 
@@ -142,10 +146,8 @@ SEARCHED: Final = ("webSearchQueries", "imageSearchQueries")
 class _Gemini(_Kept):
     """Gemini: each chunk states running counts; they are final at the stream's end if a candidate has ended."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._choices = choices
-        self._ended: set[object] = set()
         self._finished = False
 
     def end(self, *, done: bool) -> None:  # noqa: ARG002 - Gemini sends no end marker
@@ -163,10 +165,10 @@ class _Gemini(_Kept):
         grounded = [c for c in candidates if isinstance(c.get("groundingMetadata"), dict)]
         if grounded:
             self._ground([each["groundingMetadata"] for each in grounded])
-        self._ended.update(c.get("index", 0) for c in candidates if c.get("finishReason") is not None)
+        ended = any(c.get("finishReason") is not None for c in candidates)
         feedback = event.get("promptFeedback")
         blocked = isinstance(feedback, dict) and feedback.get("blockReason") is not None
-        self._finished = self._finished or len(self._ended) >= self._choices or blocked
+        self._finished = self._finished or ended or blocked
 
     def _ground(self, found: list[Mapping[str, Any]]) -> None:
         """Keep every query that a chunk or a candidate states: a later chunk may state others, or none."""
@@ -195,11 +197,10 @@ class _Cohere(_Kept):
 
 def event_reader(flavour: Flavour, choices: int = 1) -> EventReader:
     """Return a reader for a new stream of a flavour, with *choices* answers in it."""
-    if flavour == "gemini":
-        return _Gemini(choices)
-    kinds: dict[str, type[_Responses | _Messages | _Cohere]] = {
+    kinds: dict[str, type[_Responses | _Messages | _Gemini | _Cohere]] = {
         "responses": _Responses,
         "messages": _Messages,
+        "gemini": _Gemini,
         "cohere": _Cohere,
     }
     return kinds[flavour]() if flavour in kinds else _Chat(choices)

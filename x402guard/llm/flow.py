@@ -231,7 +231,7 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
         raise
 
 
-_LEADS_TO_IT: Final = frozenset({301, 302, 303})
+_LEADS_TO_IT: Final = frozenset({302, 303})
 """A client gets the answer to a call by a GET then, which no meter sees. After 307 and 308 it makes the call again."""
 
 

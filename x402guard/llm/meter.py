@@ -66,7 +66,8 @@ def classify(
     endpoint = find_endpoint(host, path, settings.hosts)
     route_name = place_of(host, path)
     # What is free, or has a fixed price, is so however its server reads the path.
-    odd = tuple([place_of(host, other) for other in others]) if others else ()
+    # No route of a model has an escape in it.
+    odd = tuple([place_of(host, other) for other in others if "%" not in other]) if others else ()
     if upgrades and endpoint is not None and not _is_free(settings, route_name, odd):
         reason = f"{method} {route_name} upgrades the connection, and what runs over it cannot be metered"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Call the model by plain requests.")

@@ -115,6 +115,8 @@ def allows_name(pattern: str, tool: str) -> bool:
     ``search/delete_user``. One that names a server is about no other: ``crm/*`` does not allow ``evil/crm/read``.
     """
     own, wanted = _parts(tool), _parts(pattern)
+    if len(wanted) > 1 and len(own) < 2:  # some agents join the names of server and tool
+        return _fits("_".join(wanted), tool)
     if len(wanted) > 1:
         return any(_are_parts(wanted, parts) for parts in (own, own[1:] if own[:1] == [_ALL_SERVERS] else []))
     return matches_name(pattern, own[-1] if "*" in pattern and own else tool, within=False)
@@ -129,10 +131,11 @@ def _parts(name: str) -> list[str]:
 
 def _are_parts(wanted: list[str], own: list[str]) -> bool:
     """Return whether a name has the server that a pattern names, and its tool."""
-    if len(own) < 2:
-        return False
-    pairs = ((wanted[0], own[0]), ("_".join(wanted[1:]), "_".join(own[1:])))
-    return all(_compiled("*".join(map(_plain, one.split("*")))).fullmatch(_plain(other)) for one, other in pairs)
+    return len(own) > 1 and _fits(wanted[0], own[0]) and _fits("_".join(wanted[1:]), "_".join(own[1:]))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return _compiled("*".join(map(_plain, pattern.split("*")))).fullmatch(_plain(name)) is not None
 
 
 def _spellings(tool: str, *, within: bool) -> set[str]:

@@ -26,7 +26,7 @@ _MOST_LISTED: Final = 100
 _LONGEST_SHOWN: Final = 2_000
 _DEEPEST_SHOWN: Final = 8
 _LARGE: Final = 10**30
-_MOST_READ: Final = 1_000_000
+_MOST_READ: Final = 4_000_000
 
 
 _ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
@@ -120,15 +120,19 @@ class Seen(Struct, frozen=True):
 
     Attributes:
         shown: what the approver is shown.
-        digest: SHA-256 of the whole arguments in hex, in the order given.
+        digest: SHA-256 of the whole arguments in hex, independent of their order.
+        read: all of them, or why they cannot be read.
     """
 
     shown: Mapping[str, Any]
     digest: str
+    read: Mapping[str, Any] | ConfigError
 
     def whole(self) -> Mapping[str, Any]:
-        """Return what the approver is shown: the owner's code has judged the whole."""
-        return self.shown
+        """Return all of them, for the owner's ``classify``. Raises ``ConfigError`` as ``Readable.whole`` does."""
+        if isinstance(self.read, ConfigError):
+            raise self.read
+        return self.read
 
     def cut(self) -> Mapping[str, Any]:
         """Return what the approver is shown."""
@@ -136,7 +140,25 @@ class Seen(Struct, frozen=True):
 
     def without(self, removed: Iterable[str]) -> Seen:
         """Return it without what a rule removes."""
-        return Seen({name: value for name, value in self.shown.items() if name not in removed}, self.digest)
+        read = self.read if isinstance(self.read, ConfigError) else _without(removed, self.read)
+        shown = _without(removed, self.shown)
+        return Seen(shown, _digest(shown if isinstance(read, ConfigError) else read), read)
+
+
+def _without(removed: Iterable[str], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in removed}
+
+
+def _digest(read: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_ENCODED_BYTES(read).encode()).hexdigest()
+
+
+def _hashed(value: object) -> list[str]:
+    """Return what stands for bytes; nothing else is left that is no JSON."""
+    return ["bytes", hashlib.sha256(value if isinstance(value, bytes) else b"").hexdigest()]
+
+
+_ENCODED_BYTES: Final = json.JSONEncoder(sort_keys=True, default=_hashed).encode
 
 
 class Readable:
@@ -159,10 +181,11 @@ class Readable:
     def whole(self) -> Mapping[str, Any]:
         """Return all of them, for the owner's ``classify``. Bytes stay bytes.
 
-        Raises ``ConfigError`` if they are nested deeper than 64 levels or have more than a million values.
+        What holds itself is "…" inside itself. Raises ``ConfigError`` if they are nested deeper than 64 levels or have
+        more than four million values.
         """
         left = [_MOST_READ]
-        return {_key(key): _whole(value, _DEEPEST, left) for key, value in self._kept().items()}
+        return {_key(key): _whole(value, (), left) for key, value in self._kept().items()}
 
     def cut(self) -> Mapping[str, Any]:
         """Return what a person can read of them, for approvers. An omitted part is "…"."""
@@ -170,13 +193,16 @@ class Readable:
 
     def seen(self) -> Seen:
         """Return what an approver is shown, and a digest of all of it. What cannot be read whole counts as it is shown."""
-        shown = self.cut()
+        shown, read = self.cut(), self._read()
+        return Seen(shown, _digest(shown if isinstance(read, ConfigError) else read), read)
+
+    def _read(self) -> Mapping[str, Any] | ConfigError:
         try:
-            read: Mapping[str, Any] = self.whole()
-        except ConfigError:
-            read = shown
-        said = repr(read).encode("utf-8", "surrogatepass")
-        return Seen(shown, hashlib.sha256(said).hexdigest())
+            return self.whole()
+        except ConfigError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - it is the caller's code
+            return ConfigError(f"arguments: they cannot be read: {type(error).__name__}")
 
     def _kept(self) -> Mapping[Any, Any]:
         return {key: value for key, value in self._arguments.items() if key not in self._removed}
@@ -187,7 +213,7 @@ def readable(arguments: object) -> Readable | None:
     return Readable(arguments) if isinstance(arguments, Mapping) else None
 
 
-def _whole(value: object, deeper: int, left: list[int]) -> object:
+def _whole(value: object, inside: tuple[int, ...], left: list[int]) -> object:
     left[0] -= 1
     if left[0] < 0:
         raise ConfigError(f"arguments: more than {_MOST_READ:,} values")
@@ -201,16 +227,19 @@ def _whole(value: object, deeper: int, left: list[int]) -> object:
         return bytes(value)
     if isinstance(value, _SAYS_ITSELF):
         return str(value)
-    if deeper == 0:
+    if id(value) in inside:
+        return "…"
+    if len(inside) == _DEEPEST:
         raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
+    inside = (*inside, id(value))
     if isinstance(value, Mapping):
-        return {_key(key): _whole(item, deeper - 1, left) for key, item in value.items()}
+        return {_key(key): _whole(item, inside, left) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_whole(item, deeper - 1, left) for item in value]
+        return [_whole(item, inside, left) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((_whole(item, deeper - 1, left) for item in value), key=repr)
+        return sorted((_whole(item, inside, left) for item in value), key=_ENCODED_BYTES)
     fields = _fields(value)
-    return f"<{type(value).__qualname__}>" if fields is None else _whole(fields, deeper - 1, left)
+    return f"<{type(value).__qualname__}>" if fields is None else _whole(fields, inside, left)
 
 
 def _shown_items(items: Mapping[Any, Any], deeper: int, left: list[int]) -> dict[str, Any]:

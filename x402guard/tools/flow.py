@@ -164,22 +164,28 @@ def _approved(call: ToolCall, verdict: Verdict) -> tuple[ToolCall, Approved | No
     """Return the call as an approver will be shown it, and which arguments they will have allowed."""
     if verdict.action != "ask":
         return call, None
-    seen = call.shown.seen() if isinstance(call.shown, Readable) else call.shown
-    return replace(call, shown=seen), Approved("" if seen is None else seen.digest, verdict.narrow)
+    call = _seen(call)
+    return call, Approved(call.shown.digest if isinstance(call.shown, Seen) else "", verdict.narrow)
 
 
-def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
+def _seen(call: ToolCall) -> ToolCall:
+    """Return the call with its arguments as they are now."""
+    return replace(call, shown=call.shown.seen()) if isinstance(call.shown, Readable) else call
+
+
+def judge_tool(context: Context, given: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
     """Return a use of a tool narrowed by the owner's rules, and their verdict on it; or a refusal.
 
     In shadow mode it is not narrowed, and a refusal is a verdict that denies.
     """
-    excluded = judge_reach(context.reach, tool=call.tool)
+    excluded = judge_reach(context.reach, tool=given.tool)
     if excluded is not None:
-        return (call, _denial(excluded)) if context.shadow else excluded
+        return (given, _denial(excluded)) if context.shadow else excluded
     risk = context.policy.risk
     quick = risk is None or risk.classify is None
 
     def job(_now_ms: int) -> tuple[ToolCall, Verdict] | Refusal:
+        call = given if quick else _seen(given)  # what the owner's code judges is what an approver is shown
         before = verdict_of(context.policy, _subject(call), asks=context.asks)
         if before.narrow is None:
             return call, before
@@ -239,8 +245,8 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
-    call, verdict = judged
-    step = _step(context, call)
+    call, _ = _approved(*judged)
+    verdict, step = judged[1], _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
         standing = view.hold(call.hold_id)
@@ -351,8 +357,9 @@ def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
-    # Without comparable arguments an approval covers only this use.
-    unasked = Unasked(_subject(call), verdict, (call.fingerprint or call.hold_id,))
+    # Without comparable arguments an approval covers only this use; else those that the approver is shown.
+    shown = call.shown.digest if isinstance(call.shown, Seen) else call.fingerprint
+    unasked = Unasked(_subject(call), verdict, (shown if call.fingerprint else call.hold_id,))
     if verdict.action == "ask":
         return None if unasked.key in consented else unasked
     return objection(verdict, unasked.subject)

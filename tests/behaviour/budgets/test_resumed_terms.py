@@ -44,6 +44,8 @@ def test_a_part_of_a_budget_that_its_code_lowers_is_no_lower_reserve(url):
     with pytest.raises(ConfigError, match="never lowered"):
         job(url, budget="$2", reserve="$0.20")
     with pytest.raises(ConfigError, match="leave nothing"):
+        job(url, budget="$0.90", reserve="10%")
+    with pytest.raises(ConfigError, match="leave nothing"):
         job(url, reserve="$2")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -50,6 +51,75 @@ def held(session, value):
         hold.capture("$0")
 
 
+class Odd(int):
+    """Each look at it says something else."""
+
+    looks = 0
+
+    def __repr__(self):
+        Odd.looks += 1
+        return f"odd {Odd.looks}"
+
+
+class Unwilling:
+    def __repr__(self):
+        raise RuntimeError
+
+
+def released():
+    view = memoryview(b"abc")
+    view.release()
+    return view
+
+
+SAME = {
+    "another order": (OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
+    "an int of its own": (Odd(7), lambda _: None),
+    "a repr that raises": (Unwilling(), lambda _: None),
+    "a view that is released": (released(), lambda _: None),
+    "nan": ([float("nan")], lambda _: None),
+}
+
+
+@pytest.mark.parametrize("beside", [None, object()], ids=["readable", "with an object"])
+@pytest.mark.parametrize("value", SAME)
+def test_what_says_the_same_is_not_changed(value, beside):
+    ran, (given, looks) = [], SAME[value]
+    with make_guard(approver=lambda _: looks(given) or True) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(cost="$0.01")
+        def delete_user(ids, context=None):
+            ran.append(ids)
+
+        delete_user(given, beside)
+    assert len(ran) == 1
+
+
+def test_what_classify_judges_is_what_an_approver_is_shown_and_what_runs():
+    """The arguments change while ``classify`` looks at them: it has judged what they were."""
+    ran, shown, ids = [], [], ["7"]
+
+    def judges(_tool, arguments):
+        level = "CRITICAL" if len(arguments["ids"]) > 1 else "HIGH"
+        ids[:] = ["1", "2", "3"]
+        return level
+
+    def approver(request):
+        shown.append(request.arguments["ids"])
+        return True
+
+    with make_guard(policy=Policy(risk=Risk(classify=judges)), approver=approver) as guard:
+        with guard.session("s", budget="$1") as session:
+
+            @session.tool(name="look_up", cost="$0.01")
+            def look_up(ids):
+                ran.append(list(ids))
+
+            with pytest.raises(ApprovalDenied, match="its arguments were changed"):
+                look_up(ids)
+    assert (ran, shown) == ([], [["7"]])
+
+
 @pytest.mark.parametrize("way", ["tool", "hold", "charge"])
 @pytest.mark.parametrize("place", PLACES)
 def test_classify_judges_the_whole_arguments(place, way):
@@ -80,11 +150,12 @@ def test_arguments_that_cannot_be_read_whole_do_not_run():
         def look_up(query):
             ran.append(query)
 
-        for value in (endless, deep("x", 65), [0] * 1_000_001):
+        for value in (deep("x", 65), [0] * 4_000_001):
             with pytest.raises(PolicyDenied, match=r"look_up: policy\.risk\.classify failed: ConfigError"):
                 look_up(value)
-        look_up([0] * 900_000)
-    assert len(ran) == 1
+        look_up(endless)  # it is told once, and nothing of it is hidden
+        look_up([[0.5] * 1_536] * 1_000)
+    assert len(ran) == 2
 
 
 def test_without_classify_nothing_is_read():
@@ -183,7 +254,7 @@ def test_arguments_that_become_unreadable_do_not_run_and_cost_nothing(into, cost
         session.charge("serp", "$0.50")
 
 
-@pytest.mark.parametrize("value", [deep("x", 70), 10**5_000, [0] * 1_000_001], ids=["deep", "large", "many"])
+@pytest.mark.parametrize("value", [deep("x", 70), 10**5_000, [0] * 4_000_001], ids=["deep", "large", "many"])
 def test_what_an_approver_allows_runs_also_where_it_cannot_be_read_whole(value):
     ran = []
     with make_guard(approver=lambda _: True) as guard, guard.session("s", budget="$1") as session:
