@@ -105,19 +105,20 @@ class GuardedMCPSession:
             offer = Offered({}, place, _canonical(given), purchase, pay_again, max_price, tool)
             return await self._bought(name, given, offer, options)
 
+        arguments = _copied(arguments or {})  # as they are judged and shown, they are sent
         tool = f"{self._name}/{name}"
         rules = self._session.innermost().context.policy.rules or ()
         if name in self._costs or not any(rule.remove for rule in rules):
             _canonical(arguments)  # what cannot be sent costs nothing, unless a rule removes it
         if name not in self._costs:
-            return await self._counted(tool, arguments or {}, call)
+            return await self._counted(tool, arguments, call)
         declared = self._session.tool(cost=self._costs[name], name=tool, timeout_s=0)
         called: Callable[..., Coroutine[Any, Any, Any]] = declared(call)
-        return await called(**(arguments or {}))
+        return await called(**arguments)
 
     async def _counted(self, tool: str, arguments: dict[str, Any], call: Callable[..., Awaitable[Any]]) -> Any:
         """Call a tool that costs no dollars of its own: the rules and the guards judge it, and count its end."""
-        budget, arguments = self._session.innermost(), deepcopy(arguments)  # as an approver sees them, they are sent
+        budget = self._session.innermost()
         use = tool_call(tool, 0, field="cost", arguments=arguments)
         seat = Seat(HoldKind.TOOL, tool)
         outcome: Outcome = "failed"
@@ -197,6 +198,17 @@ def _identity(mcp: Any) -> tuple[object, object]:
     """Return what a server calls itself, and its version."""
     info = getattr(mcp, "server_info", None)
     return getattr(info, "name", None), getattr(info, "version", None)
+
+
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a call's arguments. Raises ``ConfigError`` for what cannot be copied."""
+    try:
+        return deepcopy(arguments)
+    except Exception as error:  # noqa: BLE001 - it is the caller's code
+        what = type(error).__name__
+        raise ConfigError(
+            f"arguments: they are no JSON and cannot be copied ({what}); give a dict of plain values"
+        ) from None
 
 
 def _canonical(arguments: Mapping[str, Any] | None) -> bytes:

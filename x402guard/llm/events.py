@@ -118,10 +118,6 @@ class _Messages(_Kept):
 
     types = frozenset({"message_start", "message_delta", "message_stop"})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._states = False
-
     def take(self, event: Mapping[str, Any]) -> None:
         message = event.get("message")
         if event.get("type") == "message_start" and isinstance(message, dict):
@@ -132,9 +128,9 @@ class _Messages(_Kept):
                 newer = {key: value for key, value in counts.items() if value is not None}
                 self._body["usage"] = {**self._body.get("usage", {}), **newer}
             delta = event.get("delta")
-            # Without one, the count of message_start would pass for the whole answer's.
-            self._states = self._states or (isinstance(counts, dict) and isinstance(counts.get("output_tokens"), int))
-            self.final = self._states and isinstance(delta, dict) and delta.get("stop_reason") is not None
+            ends = isinstance(delta, dict) and delta.get("stop_reason") is not None
+            # Without it, an earlier count would pass for the whole answer's.
+            self.final = ends and isinstance(counts, dict) and isinstance(counts.get("output_tokens"), int)
         elif event.get("type") == "message_stop":
             self.over = True
 

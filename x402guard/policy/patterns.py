@@ -114,6 +114,9 @@ def allows_name(pattern: str, tool: str) -> bool:
     A pattern that names no server is about the tool alone: ``search_*`` allows ``crm/search_users``, and not
     ``search/delete_user``. One that names a server is about no other: ``crm/*`` does not allow ``evil/crm/read``.
     """
+    if "/" in pattern and "/" in tool:
+        (server, _, named), (owner, _, name) = pattern.partition("/"), tool.partition("/")
+        return _fits(server, owner) and _fits(named, name)
     own, wanted = _parts(tool), _parts(pattern)
     if len(wanted) > 1 and len(own) < 2:  # some agents join the names of server and tool
         return _fits("_".join(wanted), tool)

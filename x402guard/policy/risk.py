@@ -79,7 +79,7 @@ class Risk:
             host/path``.
         approvers: how many different approvers a CRITICAL step needs; with fewer than two it is denied.
         classify: a function of a tool and all of its arguments (plain values, or None if unknown) that returns a level
-            or None. It can raise the level and never lower it; if it fails, or if the arguments have more than four million
+            or None. It can raise the level and never lower it; if it fails, or if the arguments have more than two million
             values, the tool does not run.
 
     Raises ``ConfigError`` naming the setting.

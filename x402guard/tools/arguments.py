@@ -26,7 +26,7 @@ _MOST_LISTED: Final = 100
 _LONGEST_SHOWN: Final = 2_000
 _DEEPEST_SHOWN: Final = 8
 _LARGE: Final = 10**30
-_MOST_READ: Final = 4_000_000
+_MOST_READ: Final = 2_000_000
 
 
 _ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
@@ -115,24 +115,62 @@ def _key(key: object) -> str:
     )
 
 
+class _As(Struct, frozen=True):
+    """A value that is no plain JSON: the name of its class, and what it says."""
+
+    name: str
+    value: object
+
+
+_OBJECT: Final = "an object"
+_ITSELF: Final = "itself"
+
+
+def _said(read: object) -> Any:
+    """Return what was read as plain values: a new copy, without the names of classes."""
+    if isinstance(read, dict):
+        return {key: _said(value) for key, value in read.items()}
+    if isinstance(read, list):
+        return [_said(value) for value in read]
+    if not isinstance(read, _As):
+        return read
+    if read.name == _OBJECT:
+        return f"<{read.value}>"
+    return "…" if read.name == _ITSELF else _said(read.value)
+
+
+def _told(value: object) -> list[object]:
+    """Return what stands for a value in a digest; nothing else is left that is no JSON."""
+    if isinstance(value, _As):
+        return ["\0", value.name, value.value]
+    return ["\0", "bytes", hashlib.sha256(value if isinstance(value, bytes) else b"").hexdigest()]
+
+
+_TELLING: Final = json.JSONEncoder(sort_keys=True, default=_told).encode
+
+
 class Seen(Struct, frozen=True):
-    """Arguments at the moment at which an approver is asked about them.
+    """Arguments as they were when they were judged, and when an approver is asked about them.
 
     Attributes:
         shown: what the approver is shown.
-        digest: SHA-256 of the whole arguments in hex, independent of their order.
-        read: all of them, or why they cannot be read.
+        read: all of them, with the names of classes; or why they cannot be read.
     """
 
     shown: Mapping[str, Any]
-    digest: str
     read: Mapping[str, Any] | ConfigError
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole arguments in hex, independent of their order; of what is shown, if they cannot be read."""
+        read = self.shown if isinstance(self.read, ConfigError) else self.read
+        return hashlib.sha256(_TELLING(read).encode()).hexdigest()
+
     def whole(self) -> Mapping[str, Any]:
-        """Return all of them, for the owner's ``classify``. Raises ``ConfigError`` as ``Readable.whole`` does."""
+        """Return all of them as plain values, a new copy each time. Raises ``ConfigError`` if they cannot be read."""
         if isinstance(self.read, ConfigError):
             raise self.read
-        return self.read
+        return {key: _said(value) for key, value in self.read.items()}
 
     def cut(self) -> Mapping[str, Any]:
         """Return what the approver is shown."""
@@ -141,24 +179,11 @@ class Seen(Struct, frozen=True):
     def without(self, removed: Iterable[str]) -> Seen:
         """Return it without what a rule removes."""
         read = self.read if isinstance(self.read, ConfigError) else _without(removed, self.read)
-        shown = _without(removed, self.shown)
-        return Seen(shown, _digest(shown if isinstance(read, ConfigError) else read), read)
+        return Seen(_without(removed, self.shown), read)
 
 
 def _without(removed: Iterable[str], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in arguments.items() if name not in removed}
-
-
-def _digest(read: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_ENCODED_BYTES(read).encode()).hexdigest()
-
-
-def _hashed(value: object) -> list[str]:
-    """Return what stands for bytes; nothing else is left that is no JSON."""
-    return ["bytes", hashlib.sha256(value if isinstance(value, bytes) else b"").hexdigest()]
-
-
-_ENCODED_BYTES: Final = json.JSONEncoder(sort_keys=True, default=_hashed).encode
 
 
 class Readable:
@@ -179,26 +204,25 @@ class Readable:
         return Readable(self._arguments, self._removed.union(removed))
 
     def whole(self) -> Mapping[str, Any]:
-        """Return all of them, for the owner's ``classify``. Bytes stay bytes.
+        """Return all of them, for the owner's ``classify``. Bytes stay bytes; what holds itself is "…" inside itself.
 
-        What holds itself is "…" inside itself. Raises ``ConfigError`` if they are nested deeper than 64 levels or have
-        more than four million values.
+        Raises ``ConfigError`` if they are nested deeper than 64 levels, have more than two million values, or cannot be
+        read.
         """
-        left = [_MOST_READ]
-        return {_key(key): _whole(value, (), left) for key, value in self._kept().items()}
+        return self.seen().whole()
 
     def cut(self) -> Mapping[str, Any]:
         """Return what a person can read of them, for approvers. An omitted part is "…"."""
         return _shown_items(self._kept(), _DEEPEST_SHOWN, [_MOST_SHOWN])
 
     def seen(self) -> Seen:
-        """Return what an approver is shown, and a digest of all of it. What cannot be read whole counts as it is shown."""
-        shown, read = self.cut(), self._read()
-        return Seen(shown, _digest(shown if isinstance(read, ConfigError) else read), read)
+        """Return them as they are now."""
+        return Seen(self.cut(), self._read())
 
     def _read(self) -> Mapping[str, Any] | ConfigError:
+        left = [_MOST_READ]
         try:
-            return self.whole()
+            return _read_items(self._kept(), (), left)
         except ConfigError as error:
             return error
         except Exception as error:  # noqa: BLE001 - it is the caller's code
@@ -213,33 +237,54 @@ def readable(arguments: object) -> Readable | None:
     return Readable(arguments) if isinstance(arguments, Mapping) else None
 
 
-def _whole(value: object, inside: tuple[int, ...], left: list[int]) -> object:
+def _read_items(items: Mapping[Any, Any], inside: tuple[int, ...], left: list[int]) -> dict[str, Any]:
+    read = {_key(key): _read(value, inside, left) for key, value in items.items()}
+    if len(read) < len(items):
+        raise ConfigError("arguments: two keys of a mapping read the same; use text as keys")
+    return read
+
+
+def _read(value: object, inside: tuple[int, ...], left: list[int]) -> object:
     left[0] -= 1
     if left[0] < 0:
         raise ConfigError(f"arguments: more than {_MOST_READ:,} values")
-    if value is None or isinstance(value, (bool, float, bytes)):
+    kind = type(value)
+    if value is None or kind in (bool, float, str, bytes):
         return value
     if isinstance(value, int):
-        return value if abs(value) < _LARGE else hex(value)  # Python writes no number of thousands of digits
+        said: object = int(value) if abs(value) < _LARGE else hex(value)  # Python writes no thousands of digits
+        return said if kind is int and said == value else _As(kind.__qualname__, said)
+    return _As(kind.__qualname__, _scalar(value)) if isinstance(value, _SCALARS) else _nested(value, inside, left)
+
+
+_SCALARS: Final = (str, float, bytes, bytearray, memoryview, *_SAYS_ITSELF)
+
+
+def _scalar(value: object) -> object:
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, _SAYS_ITSELF):
-        return str(value)
+    if isinstance(value, float):
+        return float(value)
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+
+
+def _nested(value: object, inside: tuple[int, ...], left: list[int]) -> object:
+    kind = type(value)
     if id(value) in inside:
-        return "…"
+        return _As(_ITSELF, inside.index(id(value)))
     if len(inside) == _DEEPEST:
         raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
     inside = (*inside, id(value))
     if isinstance(value, Mapping):
-        return {_key(key): _whole(item, inside, left) for key, item in value.items()}
+        items = _read_items(value, inside, left)
+        return items if kind is dict else _As(kind.__qualname__, items)
     if isinstance(value, (list, tuple)):
-        return [_whole(item, inside, left) for item in value]
+        listed = [_read(item, inside, left) for item in value]
+        return listed if kind is list else _As(kind.__qualname__, listed)
     if isinstance(value, (set, frozenset)):
-        return sorted((_whole(item, inside, left) for item in value), key=_ENCODED_BYTES)
+        return _As(kind.__qualname__, sorted((_read(item, inside, left) for item in value), key=_TELLING))
     fields = _fields(value)
-    return f"<{type(value).__qualname__}>" if fields is None else _whole(fields, inside, left)
+    return _As(_OBJECT, kind.__qualname__) if fields is None else _As(kind.__qualname__, _read(fields, inside, left))
 
 
 def _shown_items(items: Mapping[Any, Any], deeper: int, left: list[int]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Bound(Struct, frozen=True):
 
 
 def _without_self(bound: inspect.BoundArguments) -> dict[str, Any]:
-    return {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
+    first = next(iter(bound.signature.parameters), "")
+    return {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
 
 
 def _plain_or_none(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -96,7 +97,11 @@ def _plain_or_none(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _spread(named: dict[str, Any], more: str) -> dict[str, Any]:
     """Return arguments by the names for rules: those in the ``**`` parameter, *more*, by their own names."""
     found = named.get(more)
-    return named if not isinstance(found, dict) else {**{k: v for k, v in named.items() if k != more}, **found}
+    if not isinstance(found, dict):
+        return named
+    own = {name: value for name, value in named.items() if name != more}
+    # A name that only goes by place may stand in the group as well.
+    return {**own, **{f"**{name}" if name in own else name: value for name, value in found.items()}}
 
 
 class Binding:

@@ -25,11 +25,13 @@ from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
+from x402guard.policy.risk import RISK
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.binding import Binding, Bound
 from x402guard.tools.counting import Mode, check_mode, suggest_mode
 from x402guard.tools.flow import (
     TOOL_HOLD_S,
+    Approved,
     HeldTool,
     ToolCall,
     ToolEnd,
@@ -217,7 +219,7 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
             narrow, approved = yield from check_free(paying, call, seat)
             if bound.changed(approved):
                 yield from end_free(paying, call, outcome="unknown")
-                yield from _refuse_changed(paying, call)
+                yield from _refuse_changed(paying, call, approved)
             return _Use(
                 paying, None, tokens, allotment, Running(tool, limit_s, _slot_of(seat), None), narrow, free=call
             )
@@ -225,7 +227,7 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
         if bound.changed(held.approved):
             # It never ran.
             yield from end_tool(paying, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
-            yield from _refuse_changed(paying, call)
+            yield from _refuse_changed(paying, call, held.approved)
         return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _slot_of(seat), held.hold.id), held.narrow)
     except GeneratorExit:
         raise
@@ -238,8 +240,11 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
         raise
 
 
-def _refuse_changed(context: Context, call: ToolCall) -> Flow[None]:
-    """Refuse, because the arguments differ from those that were approved."""
+def _refuse_changed(context: Context, call: ToolCall, approved: Approved | None) -> Flow[None]:
+    """Refuse, because the arguments differ from those that were approved or judged."""
+    if approved is not None and not approved.asks:
+        reason = f"{call.tool}: its arguments were changed after policy.risk.classify had judged them"
+        raise (yield from refused(context, Refusal(RISK, reason, call.amount)))
     reason = f"{call.tool}: its arguments were changed while an approver was asked about them"
     raise (
         yield from refused(

@@ -110,15 +110,17 @@ class HeldTool(Struct, frozen=True):
 
 
 class Approved(Struct, frozen=True):
-    """The arguments of a use that an approver has allowed.
+    """The arguments of a use that an approver has allowed, or that the owner's ``classify`` has judged.
 
     Attributes:
         digest: their SHA-256, without what a rule removes; "" if unknown.
         narrow: the narrowing by the owner's rules, or None.
+        asks: an approver was asked.
     """
 
     digest: str
     narrow: Narrow | None
+    asks: bool = True
 
 
 def check_tool(tool: object) -> str:
@@ -144,7 +146,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    call, approved = _approved(call, verdict)
+    call, approved = yield from _approved(call, verdict)
     step = _step(context, call)
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(
@@ -160,12 +162,14 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     return HeldTool(held, call.amount, verdict.narrow, approved)
 
 
-def _approved(call: ToolCall, verdict: Verdict) -> tuple[ToolCall, Approved | None]:
-    """Return the call as an approver will be shown it, and which arguments they will have allowed."""
-    if verdict.action != "ask":
+def _approved(call: ToolCall, verdict: Verdict) -> Flow[tuple[ToolCall, Approved | None]]:
+    """Return the call as an approver will be shown it, and what they, or the owner's code, will have judged."""
+    asks = verdict.action == "ask"
+    if asks and isinstance(call.shown, Readable):
+        call = yield Compute(lambda _now_ms: _seen(call), quick=False)
+    if not asks and not isinstance(call.shown, Seen):
         return call, None
-    call = _seen(call)
-    return call, Approved(call.shown.digest if isinstance(call.shown, Seen) else "", verdict.narrow)
+    return call, Approved(call.shown.digest if isinstance(call.shown, Seen) else "", verdict.narrow, asks=asks)
 
 
 def _seen(call: ToolCall) -> ToolCall:
@@ -245,7 +249,7 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
-    call, _ = _approved(*judged)
+    call, _ = yield from _approved(*judged)
     verdict, step = judged[1], _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
@@ -315,7 +319,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
-    call, approved = _approved(call, verdict)
+    call, approved = yield from _approved(call, verdict)
     step = _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
@@ -358,8 +362,8 @@ def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
     # Without comparable arguments an approval covers only this use; else those that the approver is shown.
-    shown = call.shown.digest if isinstance(call.shown, Seen) else call.fingerprint
-    unasked = Unasked(_subject(call), verdict, (shown if call.fingerprint else call.hold_id,))
+    shown = (call.shown.digest,) if verdict.action == "ask" and isinstance(call.shown, Seen) else ()
+    unasked = Unasked(_subject(call), verdict, (call.fingerprint or call.hold_id, *shown))
     if verdict.action == "ask":
         return None if unasked.key in consented else unasked
     return objection(verdict, unasked.subject)

@@ -7,11 +7,13 @@ import uuid
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from decimal import Decimal
+from pathlib import PurePosixPath
 
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import ApprovalDenied, Bulkhead, Policy, PolicyDenied, Risk
+from x402guard import ApprovalDenied, Bulkhead, Policy, PolicyDenied, Risk, Rule
 
 BAD = "DROP TABLE users"
 
@@ -150,7 +152,7 @@ def test_arguments_that_cannot_be_read_whole_do_not_run():
         def look_up(query):
             ran.append(query)
 
-        for value in (deep("x", 65), [0] * 4_000_001):
+        for value in (deep("x", 65), [0] * 2_000_001):
             with pytest.raises(PolicyDenied, match=r"look_up: policy\.risk\.classify failed: ConfigError"):
                 look_up(value)
         look_up(endless)  # it is told once, and nothing of it is hidden
@@ -254,7 +256,7 @@ def test_arguments_that_become_unreadable_do_not_run_and_cost_nothing(into, cost
         session.charge("serp", "$0.50")
 
 
-@pytest.mark.parametrize("value", [deep("x", 70), 10**5_000, [0] * 4_000_001], ids=["deep", "large", "many"])
+@pytest.mark.parametrize("value", [deep("x", 70), 10**5_000, [0] * 2_000_001], ids=["deep", "large", "many"])
 def test_what_an_approver_allows_runs_also_where_it_cannot_be_read_whole(value):
     ran = []
     with make_guard(approver=lambda _: True) as guard, guard.session("s", budget="$1") as session:
@@ -301,3 +303,109 @@ def test_what_an_approver_is_shown_is_what_runs_although_it_is_changed_before_an
             with suppress(ApprovalDenied):
                 second.result(20)
     assert ran[1:] in ([], seen)
+
+
+@dataclasses.dataclass
+class Read:
+    path: str
+
+
+@dataclasses.dataclass
+class Delete:
+    path: str
+
+
+SWAPS = {
+    "another class": (Read("/data"), Delete("/data")),
+    "a path": ("a", PurePosixPath("a")),
+    "a decimal": ("1", Decimal(1)),
+    "a set": (["a"], {"a"}),
+    "a tuple": (["a"], ("a",)),
+    "bytes": (b"a", bytearray(b"a")),
+    "a number in hex": (hex(10**40), 10**40),
+    "itself": (["…"], None),
+}
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+@pytest.mark.parametrize("beside", [None, object()], ids=["readable", "with an object"])
+def test_another_value_that_reads_the_same_is_a_change(swap, beside):
+    (given, other), ran, kept = SWAPS[swap], [], []
+    kept.append(given)
+
+    def approver(_request):
+        kept[0] = kept if swap == "itself" else other
+        return True
+
+    with make_guard(approver=approver) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(cost="$0.01")
+        def delete_user(ids, context=None):
+            ran.append(ids)
+
+        with pytest.raises(ApprovalDenied, match="its arguments were changed"):
+            delete_user(kept, beside)
+    assert ran == []
+
+
+def test_questions_about_values_that_read_the_same_are_two(tmp_path):
+    asked = []
+    with make_guard(approver=lambda request: asked.append(request.id) or True) as guard:
+        with guard.session("s", budget="$1") as session:
+
+            @session.tool(cost="$0.01")
+            def delete_user(what):
+                return what
+
+            for what in (Read("/data"), Delete("/data"), "a", PurePosixPath("a")):
+                delete_user(what)
+    assert len(set(asked)) == 4
+
+
+@pytest.mark.parametrize("pops", [False, True])
+def test_what_classify_has_judged_is_what_runs(pops):
+    """It takes what it has looked at out of its own copy; and the arguments change after it, without an approver."""
+    ran, kept = [], ["ls"]
+
+    def judges(_tool, arguments):
+        said = str(arguments)
+        if pops:
+            arguments.clear()
+        else:
+            kept[0] = BAD
+        return "CRITICAL" if BAD in said else "LOW"
+
+    rules = [Rule(name="less", action="narrow", match="look_up", ceiling="$0.01")]
+    with make_guard(policy=Policy(risk=Risk(classify=judges), rules=rules)) as guard:
+        with guard.session("s", budget="$1") as session:
+
+            @session.tool(name="look_up", cost=lambda _: "$0.01", up_to="$0.05")
+            def look_up(query):
+                ran.append(list(query))
+
+            with pytest.raises(PolicyDenied, match="CRITICAL" if pops else "after policy.risk.classify had judged"):
+                look_up([BAD] if pops else kept)
+            assert (ran, session.spent, session.held) == ([], 0, 0)
+
+
+def test_a_parameter_named_cls_is_shown_and_judged():
+    with make_guard(policy=Policy(risk=Risk(classify=spots))) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(name="look_up", cost="$0.01")
+        def look_up(query, cls="", /, **more):
+            return query
+
+        for call in (lambda: look_up("a", BAD), lambda: look_up(BAD, "", query="a"), lambda: look_up("a", query=BAD)):
+            with pytest.raises(PolicyDenied, match="CRITICAL"):
+                call()
+
+
+def test_two_keys_that_read_the_same_hide_nothing():
+    with make_guard(policy=Policy(risk=Risk(classify=spots))) as guard, guard.session("s", budget="$1") as session:
+
+        @session.tool(name="look_up", cost="$0.01")
+        def look_up(query):
+            return query
+
+        with pytest.raises(PolicyDenied, match="classify failed: ConfigError"):
+            look_up({1: BAD, "int:1": "ls"})
