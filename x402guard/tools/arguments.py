@@ -209,7 +209,7 @@ class Readable:
         Raises ``ConfigError`` if they are nested deeper than 64 levels, have more than two million values, or cannot be
         read.
         """
-        return self.seen().whole()
+        return Seen({}, self._read()).whole()
 
     def cut(self) -> Mapping[str, Any]:
         """Return what a person can read of them, for approvers. An omitted part is "…"."""
@@ -252,8 +252,9 @@ def _read(value: object, inside: tuple[int, ...], left: list[int]) -> object:
     if value is None or kind in (bool, float, str, bytes):
         return value
     if isinstance(value, int):
-        said: object = int(value) if abs(value) < _LARGE else hex(value)  # Python writes no thousands of digits
-        return said if kind is int and said == value else _As(kind.__qualname__, said)
+        if abs(value) >= _LARGE:
+            return _As(kind.__qualname__, hex(value))  # Python writes no number of thousands of digits
+        return value if kind is int else _As(kind.__qualname__, int(value))
     return _As(kind.__qualname__, _scalar(value)) if isinstance(value, _SCALARS) else _nested(value, inside, left)
 
 
