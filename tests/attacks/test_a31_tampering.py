@@ -170,6 +170,38 @@ def test_a31_every_edit_of_a_row_that_counts_is_still_refused_and_verify_finds_a
     assert json.loads(found.output)["problems"]
 
 
+WINDOWS = {
+    "all of it before": (
+        "UPDATE nodes SET past = captured + granted_out - live WHERE name = 'daily'",
+        "counts 0 in its window",
+    ),
+    "a part of it before": ("UPDATE nodes SET past = 1 WHERE name = 'daily'", "counts 19999999 in its window"),
+    "a window that is over": ("UPDATE nodes SET since_ms = 0 WHERE name = 'daily'", "counts 0 in its window"),
+    "a window of another year": (
+        "UPDATE nodes SET since_ms = since_ms + 40000000000, past = captured + granted_out WHERE name = 'daily'",
+        "a window that begins in ",
+    ),
+    "more windows": ("UPDATE nodes SET window = 'day UTC' WHERE name = 'monthly'", "its journal says ('month', 'UTC')"),
+    "a window where none was": (
+        "UPDATE nodes SET window = 'day UTC' WHERE id = 'run'",
+        "its journal says (None, None)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WINDOWS)
+def test_a31_an_edit_that_gives_a_window_again_is_found_by_verify(path, what):
+    with make_guard(f"sqlite:///{path}") as guard:
+        guard.budget("monthly", "$0.10", per="month")
+        guard.budget("daily", "$0.10", per="day").session("later", budget="$0.05").charge("search", "$0.02")
+    verify = ["verify", "--ledger", f"sqlite:///{path}"]
+    assert CliRunner().invoke(app, verify).exit_code == 0
+    sql, said = WINDOWS[what]
+    edit(path, sql)
+    found = CliRunner().invoke(app, verify)
+    assert (found.exit_code, said in found.output) == (1, True), found.output
+
+
 def test_a31_an_opening_reads_only_what_was_not_checked_before(long):
     with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
         problems, journals, _ = audit_since(store._reader.execute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -53,6 +54,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_RECEIVERS: Final = ("self", "cls")
 _MOST_CHARS: Final = 65_536
 _LONGEST_DELAY_S: Final = 86_400
 
@@ -70,7 +72,7 @@ def reversible(*, undo: str, delay_s: float | None = None) -> Callable[[Callable
         undo: the function that undoes a call, as ``module:function``, plain or ``async``. It gets an ``Action`` with
             ``arguments``, ``result`` and ``returned``, in this process or a new one, and possibly more than once.
         delay_s: stage each call of a function that returns None: it runs after that many seconds, or at ``commit``, and
-            a stop cancels it. The call returns at once.
+            a stop cancels it. The call returns at once. It runs with copies of its arguments.
 
     The decorated function raises ``ConfigError`` outside a session, for an undo that cannot be imported, and for
     arguments that JSON cannot hold: nothing has run then. For such a result, the call is undone at once. It raises
@@ -115,6 +117,7 @@ class _Reversible(Struct, frozen=True):
         if UNDOING.get():
             return self.function(*args, **kwargs)
         session = IN_CONTEXT.innermost()
+        args, kwargs = self._kept(args, kwargs)
         action = run(begin(session.context, self._action(session, args, kwargs), self._delay_ms()), session.shell)
         if self.delay_s is None:
             return _perform(session, action, partial(self.function, *args, **kwargs))
@@ -125,6 +128,7 @@ class _Reversible(Struct, frozen=True):
         if UNDOING.get():
             return await self.function(*args, **kwargs)
         session = IN_CONTEXT.innermost()
+        args, kwargs = self._kept(args, kwargs)
         action = self._action(session, args, kwargs)
         action = await run_async(begin(session.context, action, self._delay_ms()), session.shell)
         if self.delay_s is not None:
@@ -146,12 +150,26 @@ class _Reversible(Struct, frozen=True):
     def _delay_ms(self) -> int:
         return 0 if self.delay_s is None else max(1, round(self.delay_s * 1000))
 
+    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that the function gets. A staged call gets copies: its caller may change its own until then."""
+        if self.delay_s is None:
+            return args, kwargs
+        own = 1 if args and next(iter(self.signature.parameters), "") in _RECEIVERS else 0
+        try:
+            copied: tuple[tuple[Any, ...], dict[str, Any]] = copy.deepcopy((args[own:], kwargs))
+        except Exception as error:  # noqa: BLE001 - it is the caller's code
+            raise ConfigError(
+                f"arguments: they cannot be copied ({type(error).__name__}), and a staged call runs later; use text, "
+                "numbers, lists and dicts"
+            ) from None
+        return (*args[:own], *copied[0]), copied[1]
+
     def _action(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action:
         find_undo(self.undo)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         first = next(iter(bound.arguments), "")
-        named = {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
+        named = {name: value for name, value in bound.arguments.items() if name != first or name not in _RECEIVERS}
         session_id = session.context.session_id
         return Action(
             id=f"{run_of(session_id)}/{here().random_bytes(6).hex()}",

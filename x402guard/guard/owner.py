@@ -42,7 +42,7 @@ from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes
 from x402guard.ledger.questions import approval_mark, close_unanswered, give_answer, question_id, waiting
 from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
-from x402guard.ledger.verify import Head, differences, heads_of
+from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
@@ -185,6 +185,7 @@ class Owner:
         if against is not None:
             check_kind("against", against, Anchor, "verify_anchor(text, public_key) returns one")
         problems = list(self._audited().audit(archives=archives))
+        problems = problems or (verify_windows(self._store) if archives else [])
         if problems or against is None:
             return problems
         now = {head.node_id: head for head in self.heads()}

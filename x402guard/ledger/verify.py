@@ -18,8 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.frozen import readable
-from x402guard.ledger.model import Entry, HoldState, Node, NodeState
+from x402guard.ledger.lines import HoldLine, fold_holds
+from x402guard.ledger.model import WALLET, Entry, HoldKind, HoldState, Node, NodeState
+from x402guard.ledger.owner import CLOCK_MARK
+from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
+from x402guard.ledger.windows import rolled
 
 MOST_PROBLEMS = 100
 _LEAF: Final = b"\x00"
@@ -193,6 +197,53 @@ def verify_journal(
         if held:
             live[node_id][hold_id] = held
     return problems[:MOST_PROBLEMS], {node_id: replace(said, live=live[node_id]) for node_id, said in journals.items()}
+
+
+def verify_windows(store: LedgerStore) -> list[str]:
+    """Return the budgets whose window is not the one of their journal, or counts less than it, a sentence each.
+
+    What a window counts is not compared where the times of captures may be wrong: in one that begins within a day and
+    two hours from now, and up to the last time that a clock had gone ahead to when the owner accepted the right one.
+    Raises ``LedgerUnavailable`` if a file of archived sessions is missing.
+    """
+    with store.at_one_moment() as ledger:
+        now_ms, wrong_ms = ledger.now_ms(), _wrong_until_ms(ledger)
+        nodes = [rolled(node, now_ms) for node in ledger.nodes() if node.window is not None]
+        found = [_window_fault(node, ledger.entries(node.id, grants=False), now_ms, wrong_ms) for node in nodes]
+        return [f"budget {node.id!r}: its row {fault}" for node, fault in zip(nodes, found, strict=True) if fault]
+
+
+_AHEAD_MS: Final = 26 * 3_600_000
+
+
+def _wrong_until_ms(ledger: LedgerReads) -> int:
+    """Return the last time in the journal, in unix milliseconds, when the owner accepted a clock that was behind it; 0."""
+    if not ledger.marks(*CLOCK_MARK):
+        return 0
+    accepted = [entry for entry in ledger.tail(WALLET, 0) if entry.facts().get("name") == "clock_accepted"]
+    return max((entry.at_ms for entry in accepted if entry.facts()["ahead_ms"] < 0), default=0)
+
+
+def _window_fault(node: Node, entries: Sequence[Entry], now_ms: int, wrong_ms: int) -> str:
+    opened = next((entry.facts() for entry in entries if (entry.node_id, entry.event) == (node.id, "open")), {})
+    said, named = (
+        None if node.window is None else (node.window.per, node.window.tz),
+        (opened.get("per"), opened.get("tz")),
+    )
+    if said != named:
+        return f"has the window {said}, but its journal says {named}"
+    if node.since_ms > now_ms + _AHEAD_MS:
+        return f"has a window that begins in {(node.since_ms - now_ms) // 3_600_000} hours"
+    counted = sum(_in_window(line, node.since_ms) for line in fold_holds(entries).values())
+    if node.since_ms > now_ms or node.since_ms <= wrong_ms or node.counted >= counted:
+        return ""
+    return f"counts {node.counted} in its window, but its journal says {counted}"
+
+
+def _in_window(line: HoldLine, since_ms: int) -> int:
+    if line.kind == HoldKind.TOKENS:
+        return 0
+    return line.held + sum(amount for at_ms, amount, _ in line.counted if at_ms >= since_ms)
 
 
 class _Bindings:

@@ -185,6 +185,47 @@ def test_a_staged_action_runs_at_commit_and_at_the_normal_end(guard, library):
     anyio.run(main, backend=library)
 
 
+@BOTH
+def test_a_staged_action_runs_with_its_arguments_as_they_were_when_it_was_called(guard, library):
+    mine, his = ["ada"], {"to": ["ada"]}
+
+    async def main():
+        async with guard.session("s", budget="$1.00") as session:
+            reversibles.later(mine)
+            await reversibles.alater(key=his)
+            mine[0], his["to"][0] = "mallory", "mallory"
+            await session.acommit()
+            assert [each.arguments for each in actions_of(session.shell.store, session.id)] == [
+                {"key": ["ada"]},
+                {"key": {"to": ["ada"]}},
+            ]
+
+    anyio.run(main, backend=library)
+    assert DONE == [("later", ["ada"]), ("alater", {"to": ["ada"]})]
+
+
+def test_a_staged_method_keeps_its_object(guard):
+    class Mailer:
+        lock = threading.Lock()
+
+        @reversible(undo=f"{HOME}:unput", delay_s=60)
+        def send(self, key):
+            DONE.append((self, key))
+
+    mailer = Mailer()
+    with guard.session("s", budget="$1.00"):
+        mailer.send("a")
+    assert DONE[0] == (mailer, "a")
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), object()], ids=["uncopied", "copied"])
+def test_a_staged_call_whose_arguments_are_no_json_is_not_written(guard, value):
+    with guard.session("s", budget="$1.00") as session, pytest.raises(ConfigError, match=r"arguments: .*use text, num"):
+        reversibles.later(value)
+    assert DONE == []
+    assert states(session) == []
+
+
 def test_a_stop_cancels_what_is_staged_and_calls_no_undo(guard):
     with guard.session("s", budget="$1.00") as session:
         reversibles.later("a")

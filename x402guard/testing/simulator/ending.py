@@ -11,7 +11,7 @@ from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal
+from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal, verify_windows
 from x402guard.money import dollars_to_nanos
 from x402guard.policy.recount import too_low
 from x402guard.testing.simulator.machine import Agent, SimProcess
@@ -120,6 +120,7 @@ class Ending:
         problems = [
             *verify_journal(nodes, entries, rows, keeps_idle=keeps_idle)[0],
             *verify_balances(nodes, sums, held, keeps_idle=keeps_idle),
+            *verify_windows(store),
         ]
         if problems:
             raise Violation("verify", "; ".join(problems[:3]))
