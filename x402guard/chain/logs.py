@@ -307,20 +307,25 @@ def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final
     if log is None:
         return None
     # Permit2 emits the event also for a nonce that a payment has used. Only an unused nonce can be cancelled.
-    before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
-    if before_unused and not _paid_in(rpc, intent, log.block):
-        return Cancelled(log.transaction, final=log.block <= final.number)
-    return None
+    found = Cancelled(log.transaction, final=log.block <= final.number)
+    try:
+        if not log.block or nonce_used(rpc, intent, hex(log.block - 1)):
+            return None
+    except NodeRefuses:  # most nodes keep the state of an hour or less, and all logs
+        if _paid_in(rpc, intent, first, log.block):
+            raise
+        return found
+    return None if _paid_in(rpc, intent, log.block, log.block) else found
 
 
-def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
-    """True if a Transfer to the payee in this block may be this payment's: its nonce is this one, or it is not shown.
+def _paid_in(rpc: JsonRpc, intent: Intent, first: int, last: int) -> bool:
+    """True if a Transfer to the payee in these blocks may be this payment's: its nonce is this one, or it is not shown.
 
     A separate query: a longer search may not have reached it.
     """
     asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
     # Any account can emit a Transfer of 0 from any wallet.
-    paid = [log for log in _all_logs_of(rpc, intent.token, asked, block, block) if log.amount]
+    paid = [log for log in _all_logs_of(rpc, intent.token, asked, first, last) if log.amount]
     if len(paid) > MOST_READ:
         return True
     for log in paid:

@@ -6,7 +6,8 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
@@ -88,6 +89,7 @@ class RpcChainReader:
     Args:
         chains: network (CAIP-2 or v1 name) → URL, ``web3.Web3``, several of these, or a ``Chain``.
         monotonic_s: a monotonic clock in seconds, for the age of a cached balance.
+        wall_s: this machine's clock in unix seconds, for the age of an endpoint's final block.
         pause: waits that many seconds between two rounds over the endpoints.
 
     Raises ``ConfigError`` for an invalid network or URL.
@@ -98,6 +100,7 @@ class RpcChainReader:
         chains: Mapping[str, Endpoints],
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._rpcs: dict[str, JsonRpc] = {}
@@ -111,15 +114,20 @@ class RpcChainReader:
             chain = _as_chain(name, given)
             self._rpcs[network] = JsonRpc(network, chain.urls, timeout_s=chain.timeout_s, pause=pause)
             self._finality[network] = chain.finality
-        self._monotonic = monotonic_s
+        self._monotonic, self._wall = monotonic_s, wall_s
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
 
     @classmethod
     def over(
-        cls, rpcs: Mapping[str, JsonRpc], finality: Mapping[str, Finality], *, monotonic_s: Callable[[], float]
+        cls,
+        rpcs: Mapping[str, JsonRpc],
+        finality: Mapping[str, Finality],
+        *,
+        monotonic_s: Callable[[], float],
+        wall_s: Callable[[], float],
     ) -> Self:
         """Return a reader over JSON-RPC clients that exist already, by network (CAIP-2)."""
-        reader = cls({}, monotonic_s=monotonic_s)
+        reader = cls({}, monotonic_s=monotonic_s, wall_s=wall_s)
         reader._rpcs.update(rpcs)
         reader._finality.update(finality)
         return reader
@@ -139,10 +147,12 @@ class RpcChainReader:
         """See ``ChainReader.read``."""
         intent = hold.payment()
         transaction = "" if hold.claim is None else hold.claim.transaction
-        held_unix = hold.created_ms // 1000
-        return self._readable(
-            intent.network, lambda rpc: _read(rpc, intent, transaction, held_unix, self._finality[intent.network])
-        )
+        held_unix, now_unix = hold.created_ms // 1000, int(self._wall())
+
+        def look(rpc: JsonRpc) -> Finding:
+            return _read(rpc, intent, transaction, held_unix, self._finality[intent.network], now_unix=now_unix)
+
+        return self._readable(intent.network, look)
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
         """See ``ChainReader.funds``. Cached for 5 s. Raises ``ConfigError`` if an endpoint serves another chain."""
@@ -185,11 +195,12 @@ class RpcChainReader:
                 ]
                 upto = end
             rpc.check_chain()  # after it, so that the blocks of another chain are not taken for those of this one
-            known = {each.transaction for each in found}
+            known = Counter((each.transaction, each.payee, each.amount_atomic) for each in found)
             search = partial(outgoing_logs, token=token, payer=payer, first=first, last=upto)
+            now_unix = int(self._wall())
             for other in rpc.others():
-                if _shows_more(search, other, known) or _counts_otherwise(final, other, self._finality[network]):
-                    raise ChainUnreadable("another endpoint shows other transfers of the wallet, or far fewer blocks")
+                if _shows_more(search, other, known) or _is_apart(final, other, self._finality[network], now_unix):
+                    raise ChainUnreadable("another endpoint shows other transfers of the wallet, or far other blocks")
             complete = upto >= final.number
             return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
 
@@ -288,30 +299,56 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
         ) from error
 
 
+Seen = tuple[Finding, Block]
+"""What an endpoint shows of a payment, and its final block."""
+
+
+class _Contradicted(Exception):  # noqa: N818 - becomes the finding ``Unreadable``
+    """Two endpoints contradict each other, and one of them would give budget back."""
+
+
 def _read(
-    rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int = 0, finality: Finality = "finalized"
+    rpc: JsonRpc,
+    intent: Intent,
+    transaction: str,
+    held_unix: int = 0,
+    finality: Finality = "finalized",
+    *,
+    now_unix: int = 0,
 ) -> Finding:
     """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left.
 
-    What would give budget back is asked of each other node as well. Raises ``PaymentUnreadable`` if one contradicts.
+    What would give budget back, or says little, is asked of each other node as well: what shows the most taken counts.
+    Raises ``PaymentUnreadable`` if one contradicts, and ``ChainUnreadable`` if none answers.
     """
+    look = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
 
-    def look(node: JsonRpc) -> tuple[Finding, bool]:
-        found = _read_at(node, intent, transaction, held_unix, finality)
-        if not _gives_back(found, intent):
-            return found, False
+    def looked(node: JsonRpc) -> Finding:
+        seen = look(node)
+        if not _needs_others(seen, intent, now_unix):
+            return seen[0]
         node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
-        again = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
-        return found, any(_contradicts(found, other, intent, again) for other in node.others())
+        for other in node.others():
+            seen = _compared(seen, other, intent, look, now_unix)
+            if not _needs_others(seen, intent, now_unix):
+                break
+        return seen[0]
 
     try:
-        found, is_contradicted = _by_one_node(look, rpc)
+        return _by_one_node(looked, rpc)
     except _LogsRefused:
         # No node keeps old logs or shows such a receipt, so only the use of the nonce can ever be known.
         return Used(final=True)
-    if is_contradicted:
-        raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows")
-    return found
+    except _Contradicted:
+        raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows") from None
+
+
+def _needs_others(seen: Seen, intent: Intent, now_unix: int) -> bool:
+    """True for what frees budget, and for what another node may know better."""
+    found = seen[0]
+    if isinstance(found, Unused) and found.block_time < now_unix - _BEHIND_S:
+        return True
+    return isinstance(found, Used) or _gives_back(found, intent)
 
 
 def _gives_back(found: Finding, intent: Intent) -> bool:
@@ -327,33 +364,63 @@ def _gives_back(found: Finding, intent: Intent) -> bool:
             return False
 
 
-def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Finding]) -> bool:
-    """True if another node shows that more was taken; or that a nonce is used, and not the cancellation that was found.
+def _compared(seen: Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Seen], now_unix: int) -> Seen:
+    """Return what counts of two endpoints: the one that shows more taken, or knows by what. See ``_weightier``.
 
     One that is behind, or cannot be read, is no witness; and none that keeps no logs, against a Transfer that was found.
     """
+    found = seen[0]
+    over = isinstance(found, Unused) and intent.dead_at(found.block_time)
     try:
-        if isinstance(found, Unused):
-            return nonce_used(node, intent, "latest")
+        if over and not nonce_used(node, intent, "latest"):
+            return seen
         try:
             other = look(node)
-        except _NotVisible:
-            return isinstance(found, Cancelled) and nonce_used(node, intent, "latest")
+        except ChainUnreadable as error:
+            if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
+                raise _Contradicted from error
+            return seen
     except (ChainUnreadable, ConfigError, *_INVALID):
-        return False
-    taken = found.amount_atomic if isinstance(found, Settled) else 0
-    if isinstance(other, Used):
-        return isinstance(found, Cancelled)
-    return isinstance(other, Settled) and other.amount_atomic > taken
+        return seen
+    return _weightier(seen, other, intent, now_unix)
+
+
+def _weightier(seen: Seen, other: Seen, intent: Intent, now_unix: int) -> Seen:
+    """Return the one of two that counts. Raises ``_Contradicted`` where neither does."""
+    match seen[0], other[0]:
+        case Unused(block_time), Unused(later):
+            return seen if intent.dead_at(block_time) or later <= block_time else other
+        case Unused(block_time), Cancelled() if intent.dead_at(block_time):
+            return seen
+        case Cancelled(), Used():
+            raise _Contradicted
+    for one, another in ((seen, other), (other, seen)):
+        alive = isinstance(one[0], Unused) and not intent.dead_at(one[0].block_time)
+        if alive and _gives_back(another[0], intent) and not _is_behind(one[1], another[1], now_unix):
+            raise _Contradicted
+    match seen[0], other[0]:
+        case (Unused(), _) | (Used() | Cancelled(), Settled()):
+            return other
+        case Settled(amount), Settled(more) if more > amount:
+            return other
+        case _:
+            return seen
+
+
+def _is_behind(block: Block, other: Block, now_unix: int) -> bool:
+    """True if the final block of an endpoint is over an hour before that of another one, or before now if that is earlier."""
+    return block.time < min(other.time, now_unix) - _BEHIND_S
 
 
 def _shows_more(
-    search: Callable[[JsonRpc], Iterator[tuple[int, list[Log]]]], node: JsonRpc, known: Collection[str]
+    search: Callable[[JsonRpc], Iterator[tuple[int, list[Log]]]],
+    node: JsonRpc,
+    known: Counter[tuple[str, Address, int]],
 ) -> bool:
     """True if a node shows a Transfer out of the wallet that is not *known*. One that cannot be read is no witness."""
     try:
-        shown = (log for _, logs in search(node) for log in logs)
-        return any(log.transaction not in known for log in shown)
+        shown = Counter((log.transaction, log.payee, log.amount) for _, logs in search(node) for log in logs)
+        return bool(shown - known)
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
 
@@ -362,25 +429,29 @@ _APART: Final = 1_000
 _APART_S: Final = 600
 """How many blocks the final ones of two endpoints of about the same time may be apart, and what counts as that, in seconds."""
 
+_BEHIND_S: Final = 3_600
+"""By how many seconds an endpoint's final block may be before that of another one before the endpoint counts as behind."""
 
-def _counts_otherwise(final: Block, node: JsonRpc, finality: Finality) -> bool:
-    """True if a node's final block is far before *final*, and not by its time: one of both is wrong.
+
+def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) -> bool:
+    """True if a node's final block is far before *final*, and not by its time, or far after it: one of both is wrong.
 
     One that is behind, or cannot be read, is no witness.
     """
     try:
         other = _final_block(node, finality)
-        return other.number < final.number - _APART and final.time - other.time < _APART_S
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
+    far_before = other.number < final.number - _APART and final.time - other.time < _APART_S
+    return far_before or _is_behind(final, other, now_unix)
 
 
-def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
+def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Seen:
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
-        return Unused(final.time)
+        return Unused(final.time), final
     named = transaction if is_transaction(transaction) else ""
     too_late = used and intent.dead_at(final.time)
     try:
@@ -393,9 +464,9 @@ def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, fin
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
-        return Used(final=used)
+        return Used(final=used), final
     # Its backends may disagree: a cause is final only if the state of the final block confirms it.
-    return cause if used else replace(cause, final=False)
+    return (cause if used else replace(cause, final=False)), final
 
 
 def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

@@ -101,6 +101,11 @@ def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
     return "proof", f"{network}/{transaction.lower()}/{log_index}"
 
 
+def proven_by(mark: Mapping[str, Any] | None) -> str | None:
+    """Return the id of the hold that the Transfer log of a proof mark proves, or None."""
+    return None if mark is None else str(mark["hold"]) or None
+
+
 def transaction_of(proof: str | None) -> str:
     """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``; "" without one."""
     return "" if proof is None else proof.split("/")[1]
@@ -187,6 +192,11 @@ def shown_mark(hold_id: str) -> MarkKey:
     return "shown", hold_id
 
 
+def cancelled_mark(hold_id: str) -> MarkKey:
+    """Return the key of the mark with the final transaction that has cancelled a payment that was captured."""
+    return "cancelled", hold_id
+
+
 def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
     """Return the keys of the marks that ``weigh`` reads and writes."""
     payment = hold.payment()
@@ -196,10 +206,11 @@ def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
         EXPOSED,
         exposed_mark(hold.id),
         shown_mark(hold.id),
+        cancelled_mark(hold.id),
     )
-    return (
-        (*marks, proof_mark(payment.network, finding), reuse_mark(hold.id)) if isinstance(finding, Settled) else marks
-    )
+    before = () if hold.proof is None else (("proof", hold.proof),)
+    found = (proof_mark(payment.network, finding), reuse_mark(hold.id)) if isinstance(finding, Settled) else ()
+    return (*marks, *before, *found)
 
 
 def weigh(view: LedgerView, hold_id: str, finding: Finding, *, most_exposed: Nanos = NOTHING) -> Hold:
@@ -207,7 +218,12 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding, *, most_exposed: Nan
 
     *most_exposed* (nano-dollars) is how much of all remainders may be used before their blocks are final. See below.
     """
+    before = view.known_hold(hold_id).proof
     after = _weighed(view, hold_id, finding, most_exposed)
+    if before not in (None, after.proof) and proven_by(view.mark(("proof", before or ""))) == hold_id:
+        view.put_mark(("proof", before or ""), {"hold": ""})  # its block was undone: another Transfer may get its place
+    if after.state is not HoldState.CAPTURED or not after.captured:
+        _forget_unshown(view, after)
     trip_exceeded(view, after.node_id)  # what was freed may be used again, and what was reopened counts in this window
     _note_exposed(view, after)
     return after
@@ -236,8 +252,8 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
     - ``Settled``: captures the amount moved. A block that is not final frees a remainder only within *most_exposed*.
     - ``Used``: captures the ceiling.
     - ``Cancelled`` in a final block: captures nothing (voids a live hold). In a block that is not final, although the
-      chain once showed less than the ceiling taken: both blocks can be undone, so the hold is reopened and counts in
-      full.
+      chain once showed less than the ceiling taken, and not by this transaction: both blocks can be undone, so the hold
+      is reopened and counts in full.
     - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
       0.
     - ``Unused`` and still valid, although the chain once showed the payment taken: a block was undone, so the hold is
@@ -270,7 +286,9 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
             return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
-        case Cancelled() if hold.captured < hold.amount and _was_undone(hold, None):
+        case Cancelled(transaction) if hold.captured < hold.amount and _was_undone(hold, None):
+            if not hold.captured and view.mark(cancelled_mark(hold.id)) == {"transaction": transaction}:
+                return hold  # a node that is behind the one that has shown it final
             return apply(view, hold.id, Reopen(0))
         case Unused(block_time):
             return _unused(view, hold, block_time)
@@ -291,7 +309,10 @@ def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
     if hold.state is HoldState.HELD:
         _note_contradiction(view, hold, Nanos(0))
         return apply(view, hold.id, Void(f"{CANCELLED} by {transaction}"))
-    return _take(view, hold, Nanos(0), Evidence.CHAIN, None) if hold.state is HoldState.CAPTURED else hold
+    if hold.state is not HoldState.CAPTURED:
+        return hold
+    view.put_mark(cancelled_mark(hold.id), {"transaction": transaction})
+    return _take(view, hold, Nanos(0), Evidence.CHAIN, None)
 
 
 def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
@@ -316,10 +337,10 @@ def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
 def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos) -> Hold:
     intent = hold.payment()
     key = proof_mark(intent.network, finding)
-    owner = view.mark(key)
-    if owner is not None and owner["hold"] != hold.id:
+    owner = proven_by(view.mark(key))
+    if owner not in (None, hold.id):
         # A seller with two signed payments could name the smaller one's transaction for both.
-        _note_reuse(view, hold, finding.transaction, owner["hold"])
+        _note_reuse(view, hold, finding.transaction, owner or "")
         used_up = finding.final and hold.state is HoldState.HELD and view.now_unix > hold.deadline_unix
         return _take(view, hold, hold.amount, Evidence.CHAIN, None) if used_up else hold
     # The value of one atomic unit was fixed when the hold was written: the ceiling is scaled down and rounded up.
@@ -336,6 +357,7 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     if not finding.final and amount < hold.amount and not higher and not used:
         return hold  # a block that can still be undone frees nothing; the chain is asked again later
     view.put_mark(key, {"hold": hold.id})
+    _forget_unshown(view, hold)
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
 
 
@@ -362,6 +384,14 @@ def note_unshown(view: LedgerView, hold: Hold) -> None:
         view.put_mark(key, {"holds": waiting})
 
 
+def _forget_unshown(view: LedgerView, hold: Hold) -> None:
+    """A payment with a Transfer of its own, or that took nothing, explains no other one."""
+    key = unshown_mark(hold.id, hold.payment())
+    waiting = dict((view.mark(key) or {}).get("holds", {}))
+    if waiting.pop(hold.id, None) is not None:
+        view.put_mark(key, {"holds": waiting})
+
+
 def fitting_payments(unshown: Mapping[str, Mapping[str, Any]], amount_atomic: int) -> list[tuple[MarkKey, str]]:
     """Return the payments that may explain a Transfer of *amount_atomic*, the best first, each with the mark it is in.
 
@@ -384,7 +414,7 @@ def explain(view: LedgerView, key: MarkKey, proof: MarkKey, hold_id: str) -> boo
     ceiling. It only shows that the Transfer belongs to a known payment. Another reconciliation, which runs at the same
     time, may have matched it already.
     """
-    if view.mark(proof) is not None:
+    if proven_by(view.mark(proof)) is not None:
         return True
     waiting = dict((view.mark(key) or {}).get("holds", {}))
     if waiting.pop(hold_id, None) is None:

@@ -22,7 +22,15 @@ from x402guard.flow.shell import Shell
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
-from x402guard.ledger.evidence import Finding, Unreadable, explain, fitting_payments, proof_key, unshown_payee
+from x402guard.ledger.evidence import (
+    Finding,
+    Unreadable,
+    explain,
+    fitting_payments,
+    proof_key,
+    proven_by,
+    unshown_payee,
+)
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -245,7 +253,7 @@ def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool
     """
     token = compares.token
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
-    if (yield from _read_mark(proof)) is not None:
+    if proven_by((yield from _read_mark(proof))) is not None:
         return True
     nonce: int | Unreadable | None = yield AskChain(
         TransferNonce(token.network, token.contract, compares.payer, transfer)
@@ -265,7 +273,7 @@ def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool
     if isinstance(finding, Unreadable):
         return finding
     yield from _book(compares.context, hold, finding, compares.result)
-    if (yield from _read_mark(proof)) is not None:
+    if proven_by((yield from _read_mark(proof))) is not None:
         return True
     return not waits and (yield from _explained_without_nonce(compares, transfer, proof))
 
@@ -277,7 +285,7 @@ def _explained_without_nonce(compares: _Comparison, transfer: OutgoingTransfer, 
         change = partial(explain, key=key, proof=proof, hold_id=hold_id)
         if (yield Transact(Scope(marks=(key, proof)), change)):
             return True
-    return (yield from _read_mark(proof)) is not None  # another reconciliation may have explained it
+    return proven_by((yield from _read_mark(proof))) is not None  # another reconciliation may have explained it
 
 
 def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:

@@ -143,6 +143,38 @@ def test_a_transfer_of_nothing_by_a_stranger_hides_no_cancellation():
     assert _read(node, intent, "") == Cancelled(TX, final=True)
 
 
+class Recent(BitOf):
+    """A node with all logs, and the state of the last blocks alone."""
+
+    def view(self, contract, name, types, values, block):
+        if isinstance(block, str) and block.startswith("0x") and int(block, 16) < self.head:
+            raise NodeRefuses("missing trie node")
+        return super().view(contract, name, types, values, block)
+
+
+@pytest.mark.parametrize("final_time", [NOW, DEAD], ids=["alive", "dead"])
+@pytest.mark.parametrize("kind", ["exact permit2", "upto"])
+def test_a_permit_that_its_wallet_gave_up_is_cancelled_on_a_node_without_old_state(kind, final_time):
+    intent = INTENTS[kind]
+    for logs in ([invalidated(intent, 3000)], [in_block(log(0), 2000), invalidated(intent, 3000)]):
+        node = Recent(intent, logs, sent={"to": OTHER, "input": "0x12"}, final_time=final_time)
+        node.head = 3100
+        assert _read(node, intent, "", NOW - 3600) == Cancelled(TX, final=True)
+
+
+@pytest.mark.parametrize("kind", ["exact permit2", "upto"])
+def test_a_permit_that_may_have_been_taken_before_is_not_cancelled_on_a_node_without_old_state(kind):
+    """Permit2 emits the event for a nonce that is used already: a contract has paid its seller, and shows no nonce."""
+    intent = INTENTS[kind]
+    logs = [in_block(log(100_000), 2000), invalidated(intent, 3000)]
+    node = Recent(intent, logs, sent={"to": OTHER, "input": "0x12"})
+    node.head = 3100
+    with pytest.raises(PaymentUnreadable, match="missing trie node"):
+        _read(node, intent, "", NOW - 3600)
+    node.final_time = DEAD
+    assert _read(node, intent, "", NOW - 3600) == Used(final=True)
+
+
 @pytest.mark.parametrize("kind", INTENTS)
 def test_a_transaction_of_another_age_that_a_seller_names_is_none_of_ours(kind):
     """Receipts from before Byzantium have no status: a seller may name such a transaction for ever."""

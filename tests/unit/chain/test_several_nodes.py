@@ -54,10 +54,12 @@ def two_nodes(*away):
     return reader_of(right, behind), right, behind
 
 
-def reader_of(*providers):
+def reader_of(*providers, now=NOW):
     nodes = [SimpleNamespace(provider=each) for each in providers]
     rpc = JsonRpc("eip155:84532", nodes, pause=lambda _seconds: None)
-    return RpcChainReader.over({"eip155:84532": rpc}, {"eip155:84532": "finalized"}, monotonic_s=lambda: 0.0)
+    return RpcChainReader.over(
+        {"eip155:84532": rpc}, {"eip155:84532": "finalized"}, monotonic_s=lambda: 0.0, wall_s=lambda: now
+    )
 
 
 def compared(reader):

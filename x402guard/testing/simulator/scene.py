@@ -149,7 +149,11 @@ def _reader(case: Case, world: World, number: int, draws: Draws, rpcs: list[SimR
     rpc.hops = draws.pick((0.0, 0.02, 0.1)) if world.mix["rpc_hops"] else 0.0
     rpcs.append(rpc)
     finality: Finality = draws.pick(("finalized", "safe", depth))
-    return RpcChainReader.over({network: rpc}, {network: finality}, monotonic_s=lambda: world.time.ms / 1000)
+
+    def time_s() -> float:
+        return world.time.ms / 1000
+
+    return RpcChainReader.over({network: rpc}, {network: finality}, monotonic_s=time_s, wall_s=time_s)
 
 
 def _policy(draws: Draws, network: str, flavour: Flavour) -> Policy:
