@@ -177,11 +177,11 @@ def _authorize(
     if scope.purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
         _end_waiting(context)
-    if context.cut_off:
-        yield from note_cut(context, *sorted(context.cut_off))
     begun: list[Presentation] = []
 
-    def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal:
+    def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal | None:
+        if context.cut_off:  # one of them may be this purchase, which the ledger may have as handed over
+            return None
         decided = authorize_purchase(view, consented, context=context, cases=cases, step=step)
         if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
             begun.append(presentation_of(decided.hold))
@@ -195,7 +195,7 @@ def _authorize(
 
     seat, pauses = Seat(HoldKind.PAYMENT, request.host), _pauses(context.flight_ms)
     while True:
-        holding: Flow[Decision] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
+        holding: Flow[Decision | None] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
         try:
             decided = yield from holding
         except BaseException:
@@ -205,6 +205,8 @@ def _authorize(
         match decided:
             case Authorized():
                 return decided
+            case None:
+                yield from note_cut(context, *sorted(context.cut_off))
             case Stuck(hold):
                 yield from _resolve(context, hold)
             case Bought(hold):

@@ -3,6 +3,7 @@
 import itertools
 import time
 import zlib
+from decimal import Decimal
 
 import anyio
 import httpx
@@ -12,7 +13,7 @@ from tests.support.faults import Faulty
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt, required, upto
 from tests.support.refusals import Chunks
-from x402guard import LedgerUnavailable, Policy, Timeouts
+from x402guard import LedgerUnavailable, Policy, Rule, Timeouts
 from x402guard.flow.drivers import run
 from x402guard.frozen import replace
 from x402guard.ledger.model import Claim, Delivery, HoldState
@@ -382,3 +383,26 @@ def test_a_short_one_that_is_late_says_what_was_paid(mode):
         assert name == "CallTimeout"
         assert "$0.01" in text
         assert "was taken" in text
+
+
+def test_one_that_is_cut_off_while_another_request_for_it_waits_is_presented_to_that_one():
+    """The other one has begun before; its approver takes a minute, and meanwhile the ledger cannot be written."""
+    store = Faulty(open_store("memory://"))
+    shop = Shop(terms=open_terms, paid=lambda *_: answer("receipt", ENDS["whole"], "stated"))
+    error, opened = ValueError("of the caller"), []
+
+    def person(_request):
+        if opened:
+            store.fail(1, LedgerUnavailable("busy"))
+            opened.pop().__exit__(ValueError, error, None)
+        return True
+
+    policy = Policy(rules=[Rule(name="ask", action="ask")], breaker=None, loop=None)
+    with make_guard(store, policy=policy, approver=person) as guard, guard.session("s", budget="$1.00") as session:
+        with client(session, shop) as http:
+            stream = http.stream("GET", URL)
+            stream.__enter__()
+            opened.append(stream)
+            assert buy("sync", session, shop) == (200, GOODS)
+        assert (len(shop.payments), len(shop.nonces)) == (2, 1)
+        assert session.spent == Decimal("0.01")
