@@ -81,7 +81,21 @@ def owning(tmp_path, shop):
 
 @pytest.mark.parametrize(
     "below",
-    ["../v2/chat/completions", "../admin", "%2e%2e/v2/x", "..%2fx", "a/..%5cb", "..//evil", "./x", "x/.%2E/.%2e/y"],
+    [
+        "../v2/chat/completions",
+        "../admin",
+        "%2e%2e/v2/x",
+        "..%2fx",
+        "a/..%5cb",
+        "..//evil",
+        "./x",
+        "x/.%2E/.%2e/y",
+        "..;/a",
+        "%2e%2e;x/a",
+        "..%3b/a",
+        "..%09/a",
+        "%252e%252e/a",
+    ],
 )
 def test_a_path_that_leads_out_of_a_provider_takes_no_key_along(owning, shop, below):
     status, answer = _raw(
@@ -234,8 +248,9 @@ def test_what_is_no_request_of_ours_is_refused_in_words(shop, proxied):
     assert (status, "opens no TLS connection" in answer) == (405, True)
     status, answer = _raw(proxied, f"GET {shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n")
     assert (status, "this is no forward proxy" in answer) == (405, True)
-    status, answer = _raw(proxied, f"TRACE /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n")
-    assert status == 405
+    for method in ("TRACE", "trace", "Connect"):
+        status, answer = _raw(proxied, f"{method} /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n")
+        assert status == 405
     upgrade = "connection: upgrade\r\nupgrade: websocket\r\n"
     status, answer = _raw(proxied, f"GET /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{upgrade}{token}\r\n")
     assert (status, "no WebSocket" in answer) == (501, True)

@@ -49,6 +49,12 @@ def address(scheme: str, raw_host: bytes, port: int | None) -> Address:
     )
 
 
+def door_of(origin: str) -> str:
+    """Return host and port of an origin. The plain and the secure default port are one."""
+    scheme, _, where = origin.partition("://")
+    return where.removesuffix(f":{DEFAULT_PORTS.get(scheme)}")
+
+
 def _named(bare: str, port: int, default: int) -> frozenset[str]:
     names = {bare, bare.rstrip(".")}
     return frozenset({"", *(f"{name}:{port}" for name in names), *(names if port == default else ())})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
-from x402guard.flow.address import DEFAULT_PORTS, Address, address
+from x402guard.flow.address import DEFAULT_PORTS, Address, address, door_of
 from x402guard.flow.effects import Send, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
@@ -477,22 +477,20 @@ class OutgoingRequest:
         return isinstance(error, self._library.unsent)
 
     def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
-        """Remember the place that a 3xx answer names at another host: who follows it by hand follows a redirect."""
+        """Remember the place that a 3xx answer names elsewhere: who follows it by hand follows a redirect."""
         if not 300 <= response.status_code < 400 or not (location := response.headers.get("location", "")):
             return
         try:
             url = self._request.url.join(location)
-            place, origin = place_of(url), address_of(self._request.url).origin
+            place, origin, named = place_of(url), address_of(self._request.url).origin, address_of(url).origin
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
-        if _host_of(url) != _host_of(self._request.url):
-            _remember(named_by, place, origin, most=_MOST_NAMED)
+        first = named_by.get(place_of(self._request.url), origin)  # a place that was named itself leads on
+        if door_of(named) != door_of(first):
+            _remember(named_by, place, first, most=_MOST_NAMED)
 
 
 def place_of(url: httpx.URL) -> str:
     """Return a URL's origin and path, as one of its spellings: no user, no query, no dot after the host."""
-    return f"{url.scheme}://{_host_of(url)}:{url.port or DEFAULT_PORTS.get(url.scheme, 0)}{url.path}"
-
-
-def _host_of(url: httpx.URL) -> str:
-    return address_of(url).name.rstrip(".")
+    host = address_of(url).name.rstrip(".")
+    return f"{url.scheme}://{host}:{url.port or DEFAULT_PORTS.get(url.scheme, 0)}{url.path}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -170,6 +170,12 @@ class AsyncReplay:
         self._source = aiter(stream)
         self._kept = Buffered()
         self.broken: Exception | None = None
+
+    @property
+    def lose(self) -> Callable[[], None] | None:
+        """What notes that the answer did not reach its caller after all; None if nothing was paid for it."""
+        lose: Callable[[], None] | None = getattr(self._stream, "lose", None)
+        return lose
 
     async def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None if it is longer than *limit* bytes; it stays readable."""

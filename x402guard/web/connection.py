@@ -1,19 +1,25 @@
-"""Ends a connection that sends no whole request in time: two hundred silent ones would keep everyone else out."""
+"""The connections of the server: they end where no whole request comes in time, and say what did not reach its caller."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-HEAD_S = 5.0
+HEAD_S: Final = 5.0
+LOST: Final = "x402guard.lost"
+"""The key, in the scope of a request, of what is called if the connection breaks after its answer was sent."""
+
+_MOST_AHEAD: Final = 65_536
 
 
 class TimedConnection(H11Protocol):
     """A connection of uvicorn's, which has five seconds for the head of each request from its first byte on.
 
-    The first request has them from the connection on; between two requests the server's own limit counts.
+    The first request has them from the connection on; between two requests the server's own limit counts. What a caller
+    sends ahead, while its request is answered, does not hide that it goes away.
     """
 
     @override
@@ -27,6 +33,19 @@ class TimedConnection(H11Protocol):
         if isinstance(cycle, RequestResponseCycle) and cycle.response_complete:
             self._await_head()
         super().data_received(data)
+        ahead, cycle = len(self.conn.trailing_data[0]), self._begun()
+        if ahead > _MOST_AHEAD:
+            self.transport.abort()
+        elif ahead and isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
+            self.flow.resume_reading()  # uvicorn reads no further until it has answered, and so feels no end
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        cycle = self._begun()
+        lost = cycle.scope.get(LOST) if isinstance(cycle, RequestResponseCycle) else None
+        if exc is not None and callable(lost):
+            lost()
+        super().connection_lost(exc)
 
     @override
     def on_response_complete(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import anyio
+import anyio.lowlevel
 import httpx
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
@@ -23,16 +24,20 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from x402guard.errors import ConfigError, SettlementUncertain, X402GuardError
+from x402guard.flow.address import door_of
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
-from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed
+from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed, place_of
 from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
+from x402guard.web.connection import LOST
+from x402guard.web.hops import Hop, Hops
 from x402guard.web.upstream import CREDENTIALS, Target, Upstream, leads_back, target
+from x402guard.x402.wire import PAYMENT_HEADERS
 
 SESSION: Final = "x402guard-session"
 RECEIPT: Final = "x402guard-receipt"
@@ -50,6 +55,9 @@ _HOP: Final = frozenset(
         "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
+_MEANT_FOR_ONE: Final = frozenset({*CREDENTIALS, "cookie", *PAYMENT_HEADERS})
+"""What a client sends to one host alone, and here to the one that a redirect has led to as well."""
+
 _OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
 
 
@@ -69,6 +77,8 @@ class _Accepted(Struct, frozen=True):
     url: httpx.URL
     headers: list[tuple[bytes, bytes]]
     extensions: dict[str, Any]
+    upstream: Upstream | None
+    crosses: bool
 
     def request(self, body: bytes) -> httpx.Request:
         """Return the request that is sent."""
@@ -104,6 +114,7 @@ class Proxy:
             for token, session in sessions.items()
         }
         self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
+        self._hops = Hops()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. One whose caller goes away is cancelled; one that the server's end cuts is told so."""
@@ -120,7 +131,7 @@ class Proxy:
         try:
             accepted = self._accepted(request)
             outgoing = accepted.request(await _body(request))
-            await self._carry(accepted.transport, outgoing, (scope, receive, sending))
+            await self._carry(accepted, outgoing, (scope, receive, sending))
         except _Refused as refused:
             await _said(refused.status, str(refused), closes=True)(scope, receive, send)
         except ClientDisconnect:
@@ -134,9 +145,7 @@ class Proxy:
             if not has_begun:
                 await _ended(outgoing)(scope, receive, send)
 
-    async def _carry(
-        self, transport: AsyncGuardedTransport, outgoing: httpx.Request, caller: tuple[Scope, Receive, Send]
-    ) -> None:
+    async def _carry(self, accepted: _Accepted, outgoing: httpx.Request, caller: tuple[Scope, Receive, Send]) -> None:
         """Send a request, and its answer to the caller, for as long as the caller is there."""
         scope, receive, send = caller
         async with anyio.create_task_group() as group:
@@ -147,11 +156,12 @@ class Proxy:
                 group.cancel_scope.cancel()
 
             group.start_soon(until_gone)
-            found = await self._answer(transport, outgoing)
+            found = await self._answer(accepted.transport, outgoing)
             if isinstance(found, Response):
                 await found(scope, receive, send)
             else:
-                await _pass_on(found, self._head(outgoing, found), send)
+                scope[LOST] = getattr(found.stream, "lose", None)
+                await _pass_on(found, self._head(accepted, outgoing, found), send)
             group.cancel_scope.cancel()
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -168,7 +178,7 @@ class Proxy:
         if not self._access.is_for_us(headers):
             raise _Refused(403, "the request is for another address: use the one that x402guard proxy has printed")
         path = request.scope["raw_path"].decode("ascii", "replace")
-        if request.method in ("CONNECT", "TRACE") or not path.startswith("/"):
+        if request.method.upper() in ("CONNECT", "TRACE") or not path.startswith("/"):
             raise _Refused(
                 405,
                 "this is no forward proxy, and it opens no TLS connection; write http://HOST:PORT/https://host/path",
@@ -185,13 +195,13 @@ class Proxy:
         url = _url(found.url)
         if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
-        return _Accepted(
-            transport,
-            request.method,
-            url,
-            self._lines(headers.raw, found, str(url)),
-            {"timeout": dict(_TIMEOUT), **_wishes(headers)},
-        )
+        hop = self._hops.take(transport, place_of(url))
+        crosses = hop is not None and hop.crosses
+        lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
+        extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
+        if hop is not None and hop.pays is not None:
+            extensions[LOGICAL] = hop.pays
+        return _Accepted(transport, request.method, url, lines, extensions, found.upstream, crosses)
 
     def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
         """Return what pays for a caller. Raises ``_Refused``."""
@@ -210,14 +220,16 @@ class Proxy:
             f"no token of a session here: send it in the header {SESSION}, or as the key of the API; x402guard proxy prints it",
         )
 
-    def _lines(self, raw: Iterable[tuple[bytes, bytes]], found: Target, url: str) -> list[tuple[bytes, bytes]]:
+    def _lines(
+        self, raw: Iterable[tuple[bytes, bytes]], found: Target, url: str, *, without: frozenset[str]
+    ) -> list[tuple[bytes, bytes]]:
         """Return the header lines to send: without a token, with the key of the API if its owner pays for it.
 
         Raises ``_Refused`` where a token would go along, and for a key that is not there.
         """
         lines = [
             (name, value)
-            for name, value in _kept(raw, without=_OURS)
+            for name, value in _kept(raw, without=_OURS | without)
             if name.decode("latin-1") not in CREDENTIALS
             or _digest(_token(value.decode("latin-1"))) not in self._transports
         ]
@@ -252,7 +264,7 @@ class Proxy:
             return _said(502, f"{host}: no answer came ({type(error).__name__})")
         return answer
 
-    def _head(self, request: httpx.Request, response: httpx.Response) -> list[tuple[bytes, bytes]]:
+    def _head(self, accepted: _Accepted, request: httpx.Request, response: httpx.Response) -> list[tuple[bytes, bytes]]:
         """Return the headers of an answer. A redirect leads through the proxy again; cookies of all sites would mix."""
         # Of a metered stream the guard may keep a piece that it has asked for itself: its length is not that of the provider.
         streams = response.headers.get("content-type", "").startswith("text/event-stream")
@@ -264,11 +276,27 @@ class Proxy:
             with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
                 named = request.url.join(where)
                 if named.scheme in ("http", "https") and address_of(named).plain:
-                    lines.append((b"location", f"/{named}".encode("ascii")))
+                    lines.append((b"location", self._led(accepted, request, response, named).encode("ascii")))
         receipt = response.extensions.get(EXTENSION)
         if isinstance(receipt, Receipt) and not receipt.model:
             lines.append((RECEIPT.encode(), json.dumps(receipt.facts()).encode("ascii")))
         return lines
+
+    def _led(self, accepted: _Accepted, request: httpx.Request, response: httpx.Response, named: httpx.URL) -> str:
+        """Return the path here of what an answer names. A client follows a redirect as if it were a request of its own."""
+        if response.has_redirect_location:
+            logical = request.extensions.get(LOGICAL)
+            pays = logical if isinstance(logical, LogicalRequest) and logical.paid_by is not None else None
+            doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
+            self._hops.note(accepted.transport, place_of(named), Hop(pays, accepted.crosses or doors[0] != doors[1]))
+            response.history = list(response.history)  # as a client does that follows it
+        base = "" if accepted.upstream is None else f"{accepted.upstream.base}/"
+        if base and str(named).startswith(base):
+            name = next(name for name, each in self._upstreams.items() if each is accepted.upstream)
+            below = f"/{name}/{str(named).removeprefix(base)}"
+            if isinstance(target(below.partition("?")[0], "", self._upstreams), Target):
+                return below
+        return f"/{named}"
 
 
 def new_token() -> str:
@@ -367,6 +395,7 @@ async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], se
         assert isinstance(stream, httpx.AsyncByteStream)
         async for chunk in stream:
             await timely({"type": "http.response.body", "body": chunk, "more_body": True})
+            await anyio.lowlevel.checkpoint()  # a caller that has gone meanwhile is felt before the end
         await timely({"type": "http.response.body", "body": b"", "more_body": False})
     except TimeoutError:
         with anyio.CancelScope(shield=True):
