@@ -191,11 +191,24 @@ def check_name(name: object) -> None:
 TokenLimiting = Literal["count", "refuse"]
 
 
-def limited_tokens(tokens: TokenBudget | int | None, limiting: TokenLimiting) -> TokenBudget | None:
-    """Return a session's token budget, under a hard limit if *limiting* says ``refuse``. Raises ``ConfigError``."""
+def limited_tokens(
+    tokens: TokenBudget | int | None, limiting: TokenLimiting, *, of: TokenBudget | None = None
+) -> TokenBudget | None:
+    """Return a session's token budget, under a hard limit if *limiting* says ``refuse``. Raises ``ConfigError``.
+
+    *of* is the token budget of the session around it: one without tokens of its own shares it, and its hard limit holds
+    for those that it does not share.
+    """
     check_choice("token_limit", limiting, get_args(TokenLimiting))
     budget = as_budget(tokens)
-    if limiting == "refuse":
+    if of is not None and budget is None:
+        if limiting == "refuse" and not of.hard:
+            raise ConfigError(
+                "token_limit: a child shares the tokens of its session; give it tokens of its own, tokens=20_000, or open "
+                'the session with token_limit="refuse"'
+            )
+        return None
+    if limiting == "refuse" or (of is not None and of.hard):
         budget = TokenBudget() if budget is None else budget
         if isinstance(budget, TokenBudget):
             budget.refuse_calls()

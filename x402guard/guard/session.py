@@ -137,7 +137,8 @@ class Session(Charges, Endings):
         given = as_budget(tokens)
         around = parent._path_ids() if parent is not None else ()
         check_tokens(basis.shell, (request.id, *around), given)
-        most = None if parent is None or given is None else parent.tokens.total
+        shares = parent is not None and given is parent.tokens
+        most = None if parent is None or given is None or shares else parent.tokens.total
         total = None if given is None else given.asked[0]
         # The default token limit sends no notices. A budget with its own soft limits keeps them.
         parts = () if given is None or given.asked[1] is not None else request.soft or basis.context.policy.soft_parts
@@ -316,12 +317,13 @@ class Session(Charges, Endings):
     ) -> Session:
         """Open a session inside this one, with its own part of this one's budget.
 
-        *tokens* gives it its own context; without, it shares this one's; *token_limit* as in ``guard.session``. *hosts*,
-        *payees* and *tools* narrow what it may pay and use, further than this one. Raises ``ConfigError`` naming the argument.
+        *tokens* gives it its own context; without, it shares this one's. *token_limit* is that of its own tokens, and
+        ``refuse`` wherever this one refuses. *hosts*, *payees* and *tools* narrow what it may pay and use, further than
+        this one. Raises ``ConfigError`` naming the argument.
         """
         check_name(name)
         reach = reach_of(self._context.policy, hosts, payees, tools)
-        return self._nest(NodeKind.SESSION, name, budget, limited_tokens(tokens, token_limit), reach)
+        return self._nest(NodeKind.SESSION, name, budget, limited_tokens(tokens, token_limit, of=self.tokens), reach)
 
     @contextmanager
     def scope(

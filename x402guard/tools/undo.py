@@ -125,6 +125,11 @@ def commit(shell: Shell, context: Context, session_id: str) -> None:
     for action in left:
         if action.state in (ActionState.STAGED, ActionState.BEGUN):
             LOG.warning("%s (%s) is %s, so it is not committed", action.name, action.id, action.state)
+        elif action.state is ActionState.DONE and action.undoing:
+            LOG.warning(
+                "%s (%s) is being undone, or was when its process ended, so it is not committed; undo it with: "
+                "x402guard journal rollback %s", action.name, action.id, run_of(session_id),
+            )  # fmt: skip
     if errors:
         raise errors[0]
 

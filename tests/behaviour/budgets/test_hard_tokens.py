@@ -194,3 +194,28 @@ def test_a_disputed_usage_counts_its_tokens_too(usage):
                 sent += 1
         assert sent <= 2
         assert session.tokens.used >= 920
+
+
+def test_a_child_with_tokens_of_its_own_is_limited_as_the_session_around_it():
+    with make_guard() as guard:
+        session = guard.session("s", budget="$50", tokens=1_000, token_limit="refuse")
+        child = session.child("c", budget="$4", tokens=400)
+        limited = posted(SYNC, child, Answer.of(completion(used(20, 300))), body=ask(max_completion_tokens=6_000))
+        assert json.loads(limited.requests[-1].content)["max_completion_tokens"] < 400
+        assert session.child("d", budget="$4").tokens is session.tokens
+
+
+def test_a_child_that_shares_the_tokens_of_its_session_cannot_limit_them_alone():
+    with make_guard() as guard:
+        session = guard.session("s", budget="$50", tokens=50_000)
+        with pytest.raises(ConfigError, match="token_limit: a child shares the tokens of its session"):
+            session.child("c", budget="$4", token_limit="refuse")
+        hard = guard.session("t", budget="$50", tokens=50_000, token_limit="refuse")
+        assert hard.child("c", budget="$4", token_limit="refuse").tokens is hard.tokens
+
+
+def test_a_resumed_session_may_name_its_own_tokens_for_a_child():
+    with make_guard() as guard:
+        guard.session("s", budget="$50", id="run", tokens=50_000)
+        again = guard.session("s", id="run")
+        assert again.child("c", budget="$1", tokens=again.tokens).tokens is again.tokens

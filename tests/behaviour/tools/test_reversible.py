@@ -19,6 +19,8 @@ from x402guard import (
     current_session,
     reversible,
 )
+from x402guard.ledger.actions import action_mark, claim_undo
+from x402guard.ledger.view import Scope
 from x402guard.tools.undo import actions_of
 
 pytestmark = pytest.mark.usefixtures("_nothing_done")
@@ -202,6 +204,34 @@ def test_a_staged_action_runs_with_its_arguments_as_they_were_when_it_was_called
 
     anyio.run(main, backend=library)
     assert DONE == [("later", ["ada"]), ("alater", {"to": ["ada"]})]
+
+
+def test_a_staged_action_that_ran_last_is_undone_first(guard):
+    with pytest.raises(KeyError), guard.session("s", budget="$1.00") as session:
+        reversibles.soon("staged first")
+        reversibles.put("done meanwhile")
+        give_up = time.monotonic() + 10
+        while "done" not in states(session)[1:] or len(DONE) < 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        raise KeyError
+    assert [what[:2] for what in DONE] == [
+        ("put", "done meanwhile"),
+        ("soon", "staged first"),
+        ("unput", "staged first"),
+        ("unput", "done meanwhile"),
+    ]
+
+
+def test_one_that_a_killed_rollback_has_begun_to_undo_is_not_final_and_told(guard, caplog):
+    with guard.session("s", budget="$1.00") as session:
+        reversibles.put("a")
+        [action] = actions_of(session.shell.store, session.id)
+        scope = Scope(nodes=(session.id,), marks=(action_mark(action.id),), durable=True)
+        session.shell.store.transact(scope, lambda view: claim_undo(view, action.id))
+        session.commit()
+    assert states(session) == ["done"]
+    assert f"journal rollback {session.id}" in caplog.text
 
 
 def test_a_staged_method_keeps_its_object(guard):
