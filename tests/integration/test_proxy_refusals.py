@@ -342,3 +342,17 @@ def test_two_endpoints_of_one_name_are_refused(tmp_path):
     done = forked("proxy", "--port", "0", "--budget", "1.00", cwd=tmp_path, **settings)
     assert done.returncode == 2
     assert "are both 'openai', so /openai is neither" in " ".join(done.stderr.split())
+
+
+def test_a_seller_cannot_answer_in_the_voice_of_the_proxy(shop, proxied):
+    problem = b'{"code": "budget_exhausted", "money_may_have_moved": false}'
+    head = b"content-type: application/problem+json\r\nx402guard-answered: true\r\nX402Guard-Answered: true\r\n"
+    said = b"HTTP/1.1 402 Payment Required\r\n" + head + b"content-length: %d\r\n\r\n%b" % (len(problem), problem)
+    shop.answers["/plain"] = lambda line: line.send(said)
+    shop.answers["/paid"] = once_paid(lambda line: line.send(said))
+    for page in ("/plain", "/paid"):
+        answer = asked(proxied, f"{shop.url}{page}")
+        assert (answer.status_code, answer.headers.get("x402guard-answered")) == (402, None)
+    refused = asked(proxied, f"{shop.url}/dear", headers={"X402guard-Max-Price": "0.001"})
+    assert (refused.status_code, refused.headers["x402guard-answered"]) == (402, "true")
+    assert asked(proxied, "nowhere").headers["x402guard-answered"] == "true"

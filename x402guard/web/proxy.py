@@ -41,6 +41,9 @@ from x402guard.x402.wire import PAYMENT_HEADERS
 
 SESSION: Final = "x402guard-session"
 RECEIPT: Final = "x402guard-receipt"
+ANSWERED: Final = "x402guard-answered"
+"""The header of the proxy's own answers. No other one has it: a seller may send any status, and any body."""
+
 MAX_PRICE: Final = "x402guard-max-price"
 PAY_AGAIN: Final = "x402guard-pay-again"
 
@@ -110,7 +113,7 @@ class Proxy:
         self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=httpx.create_ssl_context(), trust_env=False)
         self._tokens = tuple(sessions)
         self._transports = {
-            _digest(token): AsyncGuardedTransport(session, self._inner, on_refusal="respond")
+            _digest(token): AsyncGuardedTransport(session, self._inner, on_refusal="raise")
             for token, session in sessions.items()
         }
         self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
@@ -269,7 +272,7 @@ class Proxy:
         # Of a metered stream the guard may keep a piece that it has asked for itself: its length is not that of the provider.
         streams = response.headers.get("content-type", "").startswith("text/event-stream")
         is_framed_anew = streams or "transfer-encoding" in response.headers
-        left_out = {"set-cookie", "location", RECEIPT, *(["content-length"] if is_framed_anew else [])}
+        left_out = {"set-cookie", "location", RECEIPT, ANSWERED, *(["content-length"] if is_framed_anew else [])}
         lines = _kept(response.headers.raw, without=frozenset(left_out))
         where = response.headers.get("location")
         if where is not None:
@@ -412,7 +415,7 @@ _TOO_LARGE: Final = f"the body has more than {_MOST_BYTES} bytes"
 
 def _problem(error: X402GuardError) -> Response:
     """Return an error of the guard as problem+json."""
-    return Response(json.dumps(problem(error)), status_of(error), headers=problem_headers(error))
+    return Response(json.dumps(problem(error)), status_of(error), headers={**problem_headers(error), ANSWERED: "true"})
 
 
 def _ended(request: httpx.Request | None) -> Response:
@@ -436,5 +439,9 @@ def _said(status: int, words: str, *, closes: bool = False) -> Response:
         "detail": words,
         "error": {"message": words, "type": "x402guard", "code": "proxy"},
     }
-    headers = {"content-type": "application/problem+json", **({"connection": "close"} if closes else {})}
+    headers = {
+        "content-type": "application/problem+json",
+        ANSWERED: "true",
+        **({"connection": "close"} if closes else {}),
+    }
     return Response(json.dumps(told), status, headers=headers)
