@@ -170,7 +170,7 @@ def test_a_token_as_the_key_of_an_api_goes_no_further(shop, proxied, name):
     [
         ("/next?a=1", "/{shop}/next?a=1"),
         ("there", "/{shop}/there"),
-        ("https://other.example/x", "/https://other.example/x"),
+        ("https://other.example/x", "/_hop/{hop}/https://other.example/x"),
     ],
 )
 def test_a_redirect_leads_through_the_proxy(shop, proxied, location, expected):
@@ -178,7 +178,9 @@ def test_a_redirect_leads_through_the_proxy(shop, proxied, location, expected):
         f"HTTP/1.1 302 Found\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()
     )
     answer = asked(proxied, f"{shop.url}/old")
-    assert (answer.status_code, answer.headers["location"]) == (302, expected.format(shop=shop.url))
+    expected = re.escape(expected.replace("{shop}", shop.url)).replace(re.escape("{hop}"), "[0-9a-f]{16}")
+    assert answer.status_code == 302
+    assert re.fullmatch(expected, answer.headers["location"])
 
 
 def test_a_stream_comes_piece_by_piece_and_byte_for_byte(shop, proxied):

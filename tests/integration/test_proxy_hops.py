@@ -1,6 +1,7 @@
 """Redirects through the proxy: a client follows them as requests of its own, and they stay hops of one call."""
 
 import json
+import re
 import time
 
 import httpx
@@ -10,7 +11,7 @@ from tests.support import proxy
 from tests.support.merchant import b64, receipt
 from tests.support.proxy import KEY, Proxied, asked, books, curl
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
-from x402guard.web.hops import Hop, Hops
+from x402guard.web.hops import PREFIX, Hop, Hops
 
 pytestmark = pytest.mark.chain
 proxied, shop = proxy.proxied, proxy.shop
@@ -100,22 +101,73 @@ def test_a_redirect_below_the_endpoint_of_its_owner_keeps_the_key(tmp_path, shop
     shop.answers["/v1/models"] = lambda line: line.send(HEAD + b"content-length: 2\r\n\r\nok")
     shop.answers["/v1/out"] = lambda line: line.send(redirect("/v1/..%2fadmin"))
     with Proxied(tmp_path, "--budget", "1.00", X402GUARD_PRIVATE_KEY=KEY, **settings) as proxy:
-        assert asked(proxy, "openai/models/").headers["location"] == "/openai/models"
+        assert where(asked(proxy, "openai/models/")) == "/openai/models"
         assert asked(proxy, "openai/models/", follow_redirects=True).text == "ok"
         assert shop.asked[-1].header("authorization") == "Bearer sk-owner"
-        assert asked(proxy, "openai/out").headers["location"] == f"/{shop.url}/v1/..%2fadmin"
+        assert where(asked(proxy, "openai/out")) == f"/{shop.url}/v1/..%2fadmin"
 
 
-def test_a_hop_is_taken_once_by_its_caller_and_within_a_minute():
+def test_a_hop_is_known_to_its_caller_for_ten_minutes_however_often_it_is_asked_for():
     now = [time.monotonic()]
-    hops, hop = Hops(lambda: now[0]), Hop(None, crosses=True)
-    hops.note("a", "place", hop)
-    assert [hops.take(*key) for key in (("b", "place"), ("a", "other"), ("a", "place"), ("a", "place"))] == [
-        None, None, hop, None,
-    ]  # fmt: skip
-    hops.note("a", "place", hop)
-    now[0] += 61
-    assert hops.take("a", "place") is None
-    for number in range(2_000):
-        hops.note("a", str(number), hop)
-    assert [hops.take("a", str(number)) for number in (999, 1_000)] == [None, hop]
+    hops, hop = Hops(lambda: now[0]), Hop(None, crosses=False)
+    path = f"{PREFIX}{hops.name('a', hop)}/https://shop.example/x"
+    assert [hops.find("a", path) for _ in range(2)] == [(hop, "/https://shop.example/x")] * 2
+    unknown = Hop(None, crosses=True)
+    assert hops.find("b", path) == (unknown, "/https://shop.example/x"), "another caller's is none of its own"
+    for odd in (PREFIX, f"{PREFIX}none", f"{PREFIX}/x"):
+        assert hops.find("a", odd)[0] == unknown
+    assert hops.find("a", "/https://shop.example/x") == (None, "/https://shop.example/x")
+    for _ in range(1_000):
+        hops.name("b", hop)
+    assert hops.find("a", path)[0] == hop, "each caller has a thousand"
+    now[0] += 601
+    assert hops.find("a", path)[0] == unknown
+    for _ in range(1_000):
+        hops.name("a", hop)
+    assert len(hops._known["a"]) == 1_000
+
+
+def where(answer):
+    """The place to which an answer of the proxy leads, without the name of its hop."""
+    return re.fullmatch(f"({PREFIX}[0-9a-f]{{16}})?(/.*)", answer.headers["location"])[2]
+
+
+def test_callers_of_one_session_keep_their_hops_apart(shop, proxied, tmp_path):
+    """Both have bought before either follows; one download comes whole, and the other one breaks."""
+    for number in (1, 2):
+        shop.answers[f"/buy/{number}"] = once_paid(
+            lambda line, number=number: line.send(redirect(f"/download?of={number}", paid=True))
+        )
+    shop.answers["/download?of=1"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
+    shop.answers["/download?of=2"] = lambda line: line.send(HEAD + CHUNKED + b"4\r\nhalf\r\n") or False
+    first, second = (asked(proxied, f"{shop.url}/buy/{number}").headers["location"] for number in (1, 2))
+    assert asked(proxied, first.removeprefix("/")).text == "sold"
+    with pytest.raises(httpx.RemoteProtocolError):
+        asked(proxied, second.removeprefix("/"))
+    assert [asked(proxied, f"{shop.url}/buy/{number}").status_code for number in (2, 1)] == [302, 302]
+    assert (len(shop.nonces), len(set(shop.nonces))) == (4, 3), "2 presents its payment, and 1 is bought anew"
+
+
+def test_a_second_caller_for_the_same_buys_it_while_the_first_follows_its_redirect(shop, proxied):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/download", paid=True)))
+    shop.answers["/download"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
+    hops = [asked(proxied, f"{shop.url}/buy").headers["location"] for _ in range(2)]
+    assert len(set(shop.nonces)) == 2
+    assert [asked(proxied, hop.removeprefix("/")).text for hop in hops] == ["sold", "sold"]
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert (len(shop.nonces), len(set(shop.nonces))) == (3, 3)
+
+
+def test_a_strangers_redirect_changes_nothing_of_what_a_caller_asks_for_itself(tmp_path, shop):
+    settings = {
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "OPENAI_API_KEY": "sk-owner",
+    }
+    shop.answers["/v1/models"] = lambda line: line.send(HEAD + b"content-length: 2\r\n\r\nok")
+    with Trickler() as stranger, Proxied(tmp_path, "--budget", "1.00", X402GUARD_PRIVATE_KEY=KEY, **settings) as proxy:
+        stranger.answers["/evil"] = lambda line: line.send(redirect(f"{shop.url}/v1/models"))
+        assert where(asked(proxy, f"{stranger.url}/evil")) == f"/{shop.url}/v1/models"
+        assert asked(proxy, "openai/models", headers={"authorization": "Bearer of-the-caller"}).text == "ok"
+        assert shop.asked[-1].header("authorization") == "Bearer of-the-caller"
+        assert asked(proxy, f"{stranger.url}/evil", headers=SECRETS, follow_redirects=True).text == "ok"
+        assert shop.asked[-1].header("authorization") is None, "the owner's key is not for a stranger's redirect"

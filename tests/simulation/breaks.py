@@ -155,7 +155,7 @@ BREAKS = (
     ("every Transfer is explained", "x402/reconciliation.py",
      "    return proven_by((yield from _read_mark(proof))) is not None  # another reconciliation may have explained it", "    return True"),
     ("no other endpoint is asked before budget comes back", "chain/reader.py",
-     "        for other in node.others():\n            seen", "        for other in ():\n            seen"),
+     "            for other in node.others():\n                seen", "            for other in ():\n                seen"),
     ("an endpoint that is led to another chain is believed", "chain/reader.py",
      "        node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused\n", ""),
     ("one endpoint says alone what has left the wallet", "chain/reader.py",

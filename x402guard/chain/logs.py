@@ -36,6 +36,9 @@ CLOCKS_APART_S: Final = 600
 """The maximum difference between the local clock and a chain's clock, in seconds, that a search of logs allows for."""
 
 
+_MOST_AHEAD_S: Final = 26 * 3_600
+"""By how many seconds a clock may have been ahead when a hold was written: beyond that, its owner is asked first."""
+
 TRANSFER: Final = (
     "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer(address,address,uint256)
 )
@@ -238,7 +241,7 @@ def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Se
     near = block_at(rpc, held_unix, head, first)
     last = _last_that_takes(rpc, intent, head, near)
     return _payment_by_permit(rpc, intent, (first, near, last), final) or _cancelled_permit(
-        rpc, intent, first, head.number, final
+        rpc, intent, (first, held_unix), head, final
     )
 
 
@@ -301,8 +304,12 @@ def _fitting(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int]) -> Iter
         yield from [log for log in found if least <= log.amount <= intent.amount_atomic][::step]
 
 
-def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:
-    events = _all_logs_of(rpc, PERMIT2, [INVALIDATED, padded(intent.payer)], first, head)
+def _cancelled_permit(
+    rpc: JsonRpc, intent: Intent, since: tuple[int, int], head: Block, final: Block
+) -> Cancelled | None:
+    """Search for the event that gave a nonce up. *since*: the first block to search, and when the hold was written."""
+    first, held_unix = since
+    events = _all_logs_of(rpc, PERMIT2, [INVALIDATED, padded(intent.payer)], first, head.number)
     log = next((log for log in events if _invalidates(log, intent)), None)
     if log is None:
         return None
@@ -312,7 +319,7 @@ def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final
         if not log.block or nonce_used(rpc, intent, hex(log.block - 1)):
             return None
     except NodeRefuses:  # most nodes keep the state of an hour or less, and all logs
-        if _paid_in(rpc, intent, first, log.block):
+        if _paid_in(rpc, intent, block_at(rpc, held_unix - _MOST_AHEAD_S, head), log.block):
             raise
         return found
     return None if _paid_in(rpc, intent, log.block, log.block) else found

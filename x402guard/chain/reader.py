@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
+from msgspec import Struct
+
 from x402guard.assets import near_network, resolve_network
 from x402guard.chain.logs import (
     Block,
@@ -299,8 +301,11 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
         ) from error
 
 
-Seen = tuple[Finding, Block]
-"""What an endpoint shows of a payment, and its final block."""
+class _Seen(Struct, frozen=True):
+    """What an endpoint shows of a payment, and the time of its latest block."""
+
+    finding: Finding
+    head_unix: int
 
 
 class _Contradicted(Exception):  # noqa: N818 - becomes the finding ``Unreadable``
@@ -324,15 +329,17 @@ def _read(
     look = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
 
     def looked(node: JsonRpc) -> Finding:
-        seen = look(node)
-        if not _needs_others(seen, intent, now_unix):
-            return seen[0]
-        node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
-        for other in node.others():
-            seen = _compared(seen, other, intent, look, now_unix)
-            if not _needs_others(seen, intent, now_unix):
-                break
-        return seen[0]
+        found = look(node)
+        if not _may_need_others(found, intent, now_unix):
+            return found
+        seen = _Seen(found, head_of(node).time)
+        if _needs_others(seen, intent, now_unix):
+            node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
+            for other in node.others():
+                seen = _compared(seen, other, intent, look, now_unix)
+                if not _needs_others(seen, intent, now_unix):
+                    break
+        return seen.finding
 
     try:
         return _by_one_node(looked, rpc)
@@ -343,12 +350,17 @@ def _read(
         raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows") from None
 
 
-def _needs_others(seen: Seen, intent: Intent, now_unix: int) -> bool:
+def _may_need_others(found: Finding, intent: Intent, now_unix: int) -> bool:
     """True for what frees budget, and for what another node may know better."""
-    found = seen[0]
-    if isinstance(found, Unused) and found.block_time < now_unix - _BEHIND_S:
-        return True
-    return isinstance(found, Used) or _gives_back(found, intent)
+    old = isinstance(found, Unused) and found.block_time < now_unix - _BEHIND_S
+    return old or isinstance(found, Used) or _gives_back(found, intent)
+
+
+def _needs_others(seen: _Seen, intent: Intent, now_unix: int) -> bool:
+    """The same, where the time of the latest block is known: final ones are hours behind it on some networks."""
+    if isinstance(seen.finding, Unused) and not intent.dead_at(seen.finding.block_time):
+        return seen.head_unix < now_unix - _BEHIND_S
+    return _may_need_others(seen.finding, intent, now_unix)
 
 
 def _gives_back(found: Finding, intent: Intent) -> bool:
@@ -364,30 +376,34 @@ def _gives_back(found: Finding, intent: Intent) -> bool:
             return False
 
 
-def _compared(seen: Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Seen], now_unix: int) -> Seen:
+def _compared(seen: _Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Finding], now_unix: int) -> _Seen:
     """Return what counts of two endpoints: the one that shows more taken, or knows by what. See ``_weightier``.
 
     One that is behind, or cannot be read, is no witness; and none that keeps no logs, against a Transfer that was found.
     """
-    found = seen[0]
+    found = seen.finding
     over = isinstance(found, Unused) and intent.dead_at(found.block_time)
     try:
         if over and not nonce_used(node, intent, "latest"):
             return seen
+        node.check_chain()
         try:
             other = look(node)
         except ChainUnreadable as error:
             if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
                 raise _Contradicted from error
+            if isinstance(found, Unused) and isinstance(error, _LogsRefused):
+                return _Seen(Used(final=True), seen.head_unix)
             return seen
+        head_unix = head_of(node).time
     except (ChainUnreadable, ConfigError, *_INVALID):
         return seen
-    return _weightier(seen, other, intent, now_unix)
+    return _weightier(seen, _Seen(other, head_unix), intent, now_unix)
 
 
-def _weightier(seen: Seen, other: Seen, intent: Intent, now_unix: int) -> Seen:
+def _weightier(seen: _Seen, other: _Seen, intent: Intent, now_unix: int) -> _Seen:
     """Return the one of two that counts. Raises ``_Contradicted`` where neither does."""
-    match seen[0], other[0]:
+    match seen.finding, other.finding:
         case Unused(block_time), Unused(later):
             return seen if intent.dead_at(block_time) or later <= block_time else other
         case Unused(block_time), Cancelled() if intent.dead_at(block_time):
@@ -395,10 +411,10 @@ def _weightier(seen: Seen, other: Seen, intent: Intent, now_unix: int) -> Seen:
         case Cancelled(), Used():
             raise _Contradicted
     for one, another in ((seen, other), (other, seen)):
-        alive = isinstance(one[0], Unused) and not intent.dead_at(one[0].block_time)
-        if alive and _gives_back(another[0], intent) and not _is_behind(one[1], another[1], now_unix):
+        alive = isinstance(one.finding, Unused) and not intent.dead_at(one.finding.block_time)
+        if alive and _gives_back(another.finding, intent) and not _is_behind(one, another, now_unix):
             raise _Contradicted
-    match seen[0], other[0]:
+    match seen.finding, other.finding:
         case (Unused(), _) | (Used() | Cancelled(), Settled()):
             return other
         case Settled(amount), Settled(more) if more > amount:
@@ -407,9 +423,9 @@ def _weightier(seen: Seen, other: Seen, intent: Intent, now_unix: int) -> Seen:
             return seen
 
 
-def _is_behind(block: Block, other: Block, now_unix: int) -> bool:
-    """True if the final block of an endpoint is over an hour before that of another one, or before now if that is earlier."""
-    return block.time < min(other.time, now_unix) - _BEHIND_S
+def _is_behind(one: _Seen, other: _Seen, now_unix: int) -> bool:
+    """True if an endpoint's latest block is over an hour before that of another one, or before now if that is earlier."""
+    return one.head_unix < min(other.head_unix, now_unix) - _BEHIND_S
 
 
 def _shows_more(
@@ -430,7 +446,7 @@ _APART_S: Final = 600
 """How many blocks the final ones of two endpoints of about the same time may be apart, and what counts as that, in seconds."""
 
 _BEHIND_S: Final = 3_600
-"""By how many seconds an endpoint's final block may be before that of another one before the endpoint counts as behind."""
+"""By how many seconds an endpoint's block may be before that of another one before the endpoint counts as behind."""
 
 
 def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) -> bool:
@@ -443,15 +459,15 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
     far_before = other.number < final.number - _APART and final.time - other.time < _APART_S
-    return far_before or _is_behind(final, other, now_unix)
+    return far_before or final.time < min(other.time, now_unix) - _BEHIND_S
 
 
-def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Seen:
+def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
-        return Unused(final.time), final
+        return Unused(final.time)
     named = transaction if is_transaction(transaction) else ""
     too_late = used and intent.dead_at(final.time)
     try:
@@ -464,9 +480,9 @@ def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, fin
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
-        return Used(final=used), final
+        return Used(final=used)
     # Its backends may disagree: a cause is final only if the state of the final block confirms it.
-    return (cause if used else replace(cause, final=False)), final
+    return cause if used else replace(cause, final=False)
 
 
 def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

@@ -112,11 +112,8 @@ class JsonRpc:
 
     def check_chain(self) -> None:
         """Ask the endpoint that answered last anew which chain it serves. Raises as ``call`` does."""
-        self._check_chain_at(self._first)
-
-    def _check_chain_at(self, at: int) -> None:
-        self._right.discard(at)
-        self.call_at((at,), "eth_chainId", ())
+        self._right.discard(self._first)
+        self.call_at((self._first,), "eth_chainId", ())
 
     def _in_turn(self) -> Sequence[int]:
         turns = range(len(self._nodes))
@@ -251,7 +248,8 @@ class OneNode(JsonRpc):
 
     @override
     def check_chain(self) -> None:
-        self._rpc._check_chain_at(self._at)  # noqa: SLF001 - of this module
+        self._rpc._right.discard(self._at)  # noqa: SLF001 - of this module
+        self.call("eth_chainId")
 
     @override
     def each_node(self) -> Iterator[JsonRpc]:

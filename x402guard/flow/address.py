@@ -50,9 +50,10 @@ def address(scheme: str, raw_host: bytes, port: int | None) -> Address:
 
 
 def door_of(origin: str) -> str:
-    """Return host and port of an origin. The plain and the secure default port are one."""
+    """Return host and port of an origin. The plain and the secure default port are one; a dot after the host is left out."""
     scheme, _, where = origin.partition("://")
-    return where.removesuffix(f":{DEFAULT_PORTS.get(scheme)}")
+    host, _, port = where.rpartition(":")
+    return f"{host.rstrip('.')}:{'' if port == str(DEFAULT_PORTS.get(scheme)) else port}"
 
 
 def _named(bare: str, port: int, default: int) -> frozenset[str]:

@@ -154,24 +154,26 @@ _MOST_QUESTIONS: Final = 8
 def hold_or_refuse(
     context: Context,
     scope: Scope,
-    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal | None],
     undo: Callable[[BaseException], Flow[None]],
     *,
     refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
     seat: Seat | None = None,
+    first: Callable[[], Flow[None]] | None = None,
 ) -> Flow[T]:
     """Write a hold durably, and return the result of *change*. Before a refusal for lack of budget, sweep once, and wait.
 
     With a *seat*, its slot is taken first. If *change* needs approval, the slot is released while the approver is
     asked; then *change* runs again and is shown what was allowed. If the ledger's answer is lost or the task is
-    cancelled, it is unknown whether the hold was written, and *undo* gives it back. Raises ``LedgerUnavailable`` and
-    the refusal that *refuse* counts.
+    cancelled, it is unknown whether the hold was written, and *undo* gives it back. Where *change* returns None, it
+    cannot decide yet: *first* runs, and then *change* again. Raises ``LedgerUnavailable`` and the refusal that *refuse*
+    counts.
     """
     no = refuse or partial(refused, context)
     note_begun(scope.holds)
     queue = BudgetQueue(context)
     try:
-        return (yield from _held(context, scope, change, undo, no=no, seat=seat, queue=queue))
+        return (yield from _held(context, scope, change, undo, no=no, seat=seat, queue=queue, first=first))
     finally:
         queue.leave()
 
@@ -179,12 +181,13 @@ def hold_or_refuse(
 def _held(
     context: Context,
     scope: Scope,
-    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal | None],
     undo: Callable[[BaseException], Flow[None]],
     *,
     no: Callable[[Refusal], Flow[PaymentRefused]],
     seat: Seat | None,
     queue: BudgetQueue,
+    first: Callable[[], Flow[None]] | None,
 ) -> Flow[T]:
     consented: frozenset[tuple[Any, ...]] = frozenset()
     swept, seated, waits = False, seat is None, ""
@@ -195,13 +198,16 @@ def _held(
                 raise (yield from no(full))
             seated = True
         try:
-            decided: T | Unasked | Refusal = yield Transact(scope, partial(_shown, change, consented))
+            decided: T | Unasked | Refusal | None = yield Transact(scope, partial(_shown, change, consented))
         except GeneratorExit:
             raise
         except BaseException as error:  # also a time limit that a signal handler raises, as job queues have
             yield from undo(error)
             raise
-        if isinstance(decided, Unasked):
+        if decided is None:
+            assert first is not None, "a change that cannot decide says what to do first"
+            yield from first()
+        elif isinstance(decided, Unasked):
             if seat is not None:
                 seat.leave()
                 seated = False

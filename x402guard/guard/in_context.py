@@ -155,6 +155,9 @@ class _Reversible(Struct, frozen=True):
         if self.delay_s is None:
             return args, kwargs
         own = 1 if args and next(iter(self.signature.parameters), "") in _RECEIVERS else 0
+        bound = self.signature.bind(*args, **kwargs).arguments
+        unsaid = {name: each.default for name, each in self.signature.parameters.items() if name not in bound}
+        kwargs = kwargs | {name: value for name, value in unsaid.items() if isinstance(value, (dict, list, set))}
         try:
             copied: tuple[tuple[Any, ...], dict[str, Any]] = copy.deepcopy((args[own:], kwargs))
         except Exception as error:  # noqa: BLE001 - it is the caller's code

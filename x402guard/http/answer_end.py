@@ -40,6 +40,7 @@ class AnswerEnding:
         self._is_late = self._has_ended = self.was_lost = self.was_followed = False
         self.is_followed: Callable[[], bool] | None = None
         self.redirect: AnswerEnding | None = None
+        self._waiting: Callable[[], bool] | None = None
 
     def leads_on(self, end: AnswerEnd) -> bool:
         """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop."""
@@ -54,7 +55,13 @@ class AnswerEnding:
 
         If the same task asks again before, none has come, and it presents its payment again.
         """
-        self._context.between_hops[self._presentation] = here().follow_task()
+        self._context.between_hops[self._presentation] = self._waiting or here().follow_task()
+
+    def waits_for(self, is_over: Callable[[], bool]) -> None:
+        """Note what says that no next hop comes any more, in place of the end of the task that got the redirect."""
+        self._waiting = is_over
+        if self._presentation in self._context.between_hops:
+            self._context.between_hops[self._presentation] = is_over
 
     def forgotten(self) -> None:
         """Note, in memory alone, that nothing is left that could send a next hop."""

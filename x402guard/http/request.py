@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
@@ -112,6 +112,11 @@ class LogicalRequest:
             return follows
         (follows.waits if delivers else follows.lost)()
         return None
+
+    def waits(self, is_over: Callable[[], bool]) -> None:
+        """Note what says that no next hop comes any more, where another task than this one sends it."""
+        for each in filter(None, (self.follows, self.follows and self.follows.redirect)):
+            each.waits_for(is_over)
 
     def end(self) -> None:
         """End the call after a failure. What was paid for on an earlier hop has not come."""
@@ -485,9 +490,8 @@ class OutgoingRequest:
             place, origin, named = place_of(url), address_of(self._request.url).origin, address_of(url).origin
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
-        first = named_by.get(place_of(self._request.url), origin)  # a place that was named itself leads on
-        if door_of(named) != door_of(first):
-            _remember(named_by, place, first, most=_MOST_NAMED)
+        if door_of(named) != door_of(origin):
+            _remember(named_by, place, origin, most=_MOST_NAMED)
 
 
 def place_of(url: httpx.URL) -> str:

@@ -356,9 +356,11 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     used = hold.state is HoldState.HELD and _may_expose(view, hold.amount - amount, most_exposed)
     if not finding.final and amount < hold.amount and not higher and not used:
         return hold  # a block that can still be undone frees nothing; the chain is asked again later
-    view.put_mark(key, {"hold": hold.id})
-    _forget_unshown(view, hold)
-    return _take(view, hold, amount, _chain(final=finding.final), key[1])
+    after = _take(view, hold, amount, _chain(final=finding.final), key[1])
+    if after.proof == key[1]:
+        view.put_mark(key, {"hold": hold.id})
+        _forget_unshown(view, hold)
+    return after
 
 
 def unshown_payee(network: str, token: Address, payee: Address) -> str:

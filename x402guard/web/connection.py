@@ -34,9 +34,8 @@ class TimedConnection(H11Protocol):
             self._await_head()
         super().data_received(data)
         ahead, cycle = len(self.conn.trailing_data[0]), self._begun()
-        if ahead > _MOST_AHEAD:
-            self.transport.abort()
-        elif ahead and isinstance(cycle, RequestResponseCycle) and not cycle.response_complete:
+        is_answering = isinstance(cycle, RequestResponseCycle) and not cycle.response_complete
+        if is_answering and 0 < ahead <= _MOST_AHEAD:
             self.flow.resume_reading()  # uvicorn reads no further until it has answered, and so feels no end
 
     @override

@@ -1,7 +1,11 @@
-"""What redirects have named: behind one address, a client sends the next hop as if it were a request of its own."""
+"""The hops of redirects: behind one address, a client sends the next hop as if it were a request of its own.
+
+So each redirect leads to a path with a name of its own, by which the request that follows it is known.
+"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +14,9 @@ from msgspec import Struct
 
 from x402guard.http.request import LogicalRequest
 
-_KEPT_S: Final = 60.0
+PREFIX: Final = "/_hop/"
+_KEPT_S: Final = 600.0
+_AT_ONCE_S: Final = 10.0
 _MOST: Final = 1_000
 
 
@@ -18,16 +24,19 @@ class Hop(Struct, frozen=True):
     """The hop that follows a redirect.
 
     Attributes:
-        pays: the call of which it is the next hop, if an earlier hop has paid; else None.
-        crosses: a redirect of its call has led to another host: what its client sends there was meant for the first one.
+        call: the call of which it is the next hop; None if that is not known any more.
+        crosses: a redirect of its call has led to another host: what its client sends along was meant for the first one.
     """
 
-    pays: LogicalRequest | None
+    call: LogicalRequest | None
     crosses: bool
 
 
+_UNKNOWN: Final = Hop(None, crosses=True)
+
+
 class Hops:
-    """The places that redirects have named within the last minute, each until a request for it has come.
+    """The hops that redirects of the last ten minutes lead to, the latest thousand of each caller.
 
     Args:
         monotonic_s: a monotonic clock in seconds.
@@ -35,25 +44,29 @@ class Hops:
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._clock = monotonic_s
-        self._named: dict[tuple[object, str], tuple[float, Hop]] = {}
+        self._known: dict[object, dict[str, tuple[float, Hop]]] = {}
 
-    def note(self, caller: object, place: str, hop: Hop) -> None:
-        """Remember the place that an answer to a *caller* has named."""
-        self._named.pop((caller, place), None)
-        self._named[caller, place] = self._clock(), hop
-        self._forget()
+    def name(self, caller: object, hop: Hop) -> str:
+        """Return the name of a new hop of a *caller*: it stands before the path to which a redirect leads."""
+        known, now = self._known.setdefault(caller, {}), self._clock()
+        while known:
+            first = next(iter(known))
+            if len(known) < _MOST and known[first][0] > now - _KEPT_S:
+                break
+            del known[first]
+        name = secrets.token_hex(8)
+        known[name] = now, hop
+        return name
 
-    def take(self, caller: object, place: str) -> Hop | None:
-        """Return the hop that a request of a *caller* for a place is, once; None for one of its own."""
-        self._forget()
-        _, hop = self._named.pop((caller, place), (0.0, None))
-        return hop
+    def find(self, caller: object, path: str) -> tuple[Hop | None, str]:
+        """Return the hop that a path of a request names, and the path without the name; None for a request of its own."""
+        if not path.startswith(PREFIX):
+            return None, path
+        name, slash, rest = path.removeprefix(PREFIX).partition("/")
+        since, hop = self._known.get(caller, {}).get(name, (0.0, _UNKNOWN))
+        return (hop if since > self._clock() - _KEPT_S else _UNKNOWN), f"{slash}{rest}"
 
-    def _forget(self) -> None:
-        """Forget what is old, the oldest first. A call of which nothing comes any more has lost its answer."""
-        old = self._clock() - _KEPT_S
-        while self._named:
-            first = next(iter(self._named))
-            if len(self._named) <= _MOST and self._named[first][0] > old:
-                return
-            del self._named[first]
+    def until_followed(self) -> Callable[[], bool]:
+        """Return what says that a redirect which is answered now is not followed any more: a client follows at once."""
+        until = self._clock() + _AT_ONCE_S
+        return lambda: self._clock() > until

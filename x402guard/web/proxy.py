@@ -28,14 +28,14 @@ from x402guard.flow.address import door_of
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
-from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed, place_of
+from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed
 from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
 from x402guard.web.connection import LOST
-from x402guard.web.hops import Hop, Hops
+from x402guard.web.hops import PREFIX, Hop, Hops
 from x402guard.web.upstream import CREDENTIALS, Target, Upstream, leads_back, target
 from x402guard.x402.wire import PAYMENT_HEADERS
 
@@ -163,7 +163,7 @@ class Proxy:
             if isinstance(found, Response):
                 await found(scope, receive, send)
             else:
-                scope[LOST] = getattr(found.stream, "lose", None)
+                scope[LOST] = None if found.has_redirect_location else getattr(found.stream, "lose", None)
                 await _pass_on(found, self._head(accepted, outgoing, found), send)
             group.cancel_scope.cancel()
 
@@ -192,18 +192,18 @@ class Proxy:
         if length.isdecimal() and int(length[:20]) > _MOST_BYTES:
             raise _Refused(413, _TOO_LARGE)
         transport = self._caller(headers)
+        hop, path = self._hops.find(transport, path)
         found = target(path, request.scope["query_string"].decode("ascii", "replace"), self._upstreams)
         if isinstance(found, str):
             raise _Refused(404, found)
         url = _url(found.url)
         if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
-        hop = self._hops.take(transport, place_of(url))
         crosses = hop is not None and hop.crosses
         lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
-        if hop is not None and hop.pays is not None:
-            extensions[LOGICAL] = hop.pays
+        if hop is not None and hop.call is not None:
+            extensions[LOGICAL] = hop.call
         return _Accepted(transport, request.method, url, lines, extensions, found.upstream, crosses)
 
     def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
@@ -287,19 +287,24 @@ class Proxy:
 
     def _led(self, accepted: _Accepted, request: httpx.Request, response: httpx.Response, named: httpx.URL) -> str:
         """Return the path here of what an answer names. A client follows a redirect as if it were a request of its own."""
-        if response.has_redirect_location:
-            logical = request.extensions.get(LOGICAL)
-            pays = logical if isinstance(logical, LogicalRequest) and logical.paid_by is not None else None
-            doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
-            self._hops.note(accepted.transport, place_of(named), Hop(pays, accepted.crosses or doors[0] != doors[1]))
-            response.history = list(response.history)  # as a client does that follows it
-        base = "" if accepted.upstream is None else f"{accepted.upstream.base}/"
+        base, path = "" if accepted.upstream is None else f"{accepted.upstream.base}/", f"/{named}"
         if base and str(named).startswith(base):
             name = next(name for name, each in self._upstreams.items() if each is accepted.upstream)
             below = f"/{name}/{str(named).removeprefix(base)}"
-            if isinstance(target(below.partition("?")[0], "", self._upstreams), Target):
-                return below
-        return f"/{named}"
+            path = below if isinstance(target(below.partition("?")[0], "", self._upstreams), Target) else path
+        if not 300 <= response.status_code < 400:
+            return path
+        logical = request.extensions.get(LOGICAL)
+        call = logical if isinstance(logical, LogicalRequest) and response.has_redirect_location else None
+        doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
+        hop = Hop(call, accepted.crosses or doors[0] != doors[1])
+        pays = call is not None and call.paid_by is not None
+        if not (pays or hop.crosses):
+            return path  # what follows is as good as a request of its own
+        if call is not None:
+            response.history = list(response.history)  # as a client does that follows it
+            call.waits(self._hops.until_followed())
+        return f"{PREFIX}{self._hops.name(accepted.transport, hop)}{path}"
 
 
 def new_token() -> str:

@@ -103,8 +103,8 @@ _NOWHERE: Final = "the path names no URL; write /https://host/path, with the who
 
 def _leads_out(part: str) -> bool:
     """True for a segment of a path that servers read as another place: the owner's key goes along."""
-    plain = unquote(unquote(part))
-    return plain.partition(";")[0].strip() in (".", "..") or "/" in plain or "\\" in plain
+    plain = unquote(part)
+    return unquote(plain).partition(";")[0].strip() in (".", "..") or "/" in plain or "\\" in plain
 
 
 def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:

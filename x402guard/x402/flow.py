@@ -195,7 +195,9 @@ def _authorize(
 
     seat, pauses = Seat(HoldKind.PAYMENT, request.host), _pauses(context.flight_ms)
     while True:
-        holding: Flow[Decision | None] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
+        holding: Flow[Decision] = hold_or_refuse(
+            context, scope, change, undo, refuse=refuse, seat=seat, first=partial(_note_cut_off, context)
+        )
         try:
             decided = yield from holding
         except BaseException:
@@ -205,8 +207,6 @@ def _authorize(
         match decided:
             case Authorized():
                 return decided
-            case None:
-                yield from note_cut(context, *sorted(context.cut_off))
             case Stuck(hold):
                 yield from _resolve(context, hold)
             case Bought(hold):
@@ -217,6 +217,11 @@ def _authorize(
                     raise (yield from refuse(refusal))
                 seat.leave()
                 yield Checkpoint(pause_s)
+
+
+def _note_cut_off(context: Context) -> Flow[None]:
+    if context.cut_off:  # another call may have written it meanwhile
+        yield from note_cut(context, *sorted(context.cut_off))
 
 
 def _end_waiting(context: Context) -> None:

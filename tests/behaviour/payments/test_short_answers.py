@@ -389,9 +389,10 @@ def test_one_that_is_cut_off_while_another_request_for_it_waits_is_presented_to_
     """The other one has begun before; its approver takes a minute, and meanwhile the ledger cannot be written."""
     store = Faulty(open_store("memory://"))
     shop = Shop(terms=open_terms, paid=lambda *_: answer("receipt", ENDS["whole"], "stated"))
-    error, opened = ValueError("of the caller"), []
+    error, opened, asked = ValueError("of the caller"), [], []
 
-    def person(_request):
+    def person(request):
+        asked.append(request)
         if opened:
             store.fail(1, LedgerUnavailable("busy"))
             opened.pop().__exit__(ValueError, error, None)
@@ -406,3 +407,4 @@ def test_one_that_is_cut_off_while_another_request_for_it_waits_is_presented_to_
             assert buy("sync", session, shop) == (200, GOODS)
         assert (len(shop.payments), len(shop.nonces)) == (2, 1)
         assert session.spent == Decimal("0.01")
+        assert len(asked) == 2  # once for each

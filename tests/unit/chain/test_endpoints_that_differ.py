@@ -7,7 +7,7 @@ import pytest
 from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, log
 from tests.support.ledger import PAYER
 from tests.unit.chain.test_reader_nodes import Logs, cancelled, in_block
-from tests.unit.chain.test_several_nodes import Answering, Provider, a_hold_of, reader_of
+from tests.unit.chain.test_several_nodes import Answering, Provider, Stated, a_hold_of, reader_of
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 
 CEILING = 100_000
@@ -20,10 +20,13 @@ class Bits(Answering):
 
     def __init__(self, node, kind):
         super().__init__(node)
+        self.head_time = None
         self.all_set = "0x" + "f" * 64 if kind == "upto" else f"0x{1:064x}"
 
     def make_request(self, method, params):
         answer = super().make_request(method, params)
+        if self.head_time is not None and (method, params[:1]) == ("eth_getBlockByNumber", ["latest"]):
+            return {"result": {**answer["result"], "timestamp": hex(self.head_time)}}
         return {"result": self.all_set} if method == "eth_call" and int(answer["result"], 16) else answer
 
 
@@ -131,3 +134,47 @@ def test_one_that_has_stopped_hides_no_theft_wherever_it_stands(others):
     for nodes in permutations((stopped, *whole)):
         found = compared(*nodes)
         assert ([each.amount_atomic for each in found.outgoing], found.upto) == ([5_000_000], 0x2000)
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "ahead_s"), [(1_200, 0), (3 * HOUR, 0), (1_200, 3_000)], ids=["20 min", "3 h", "clock"]
+)
+@pytest.mark.parametrize("kind", VIEWS)
+def test_one_whose_final_block_is_hours_behind_its_latest_one_is_not_behind(kind, behind_s, ahead_s):
+    """Some networks take hours to make a block final, and a machine's clock may be ahead."""
+    intent = INTENTS[kind]
+    for order in (1, -1):
+        honest = shows("unused", kind, NOW - behind_s)
+        lie = shows("1" if kind == "upto" else "cancelled", kind, NOW + ahead_s)
+        honest.head_time, lie.head_time = NOW, NOW + ahead_s
+        found = reader_of(*(honest, lie)[::order], now=NOW + ahead_s).read(a_hold_of(intent))
+        assert counts(found, intent) == CEILING
+        assert order == 1 or isinstance(found, Unreadable)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_one_that_is_led_to_another_chain_is_no_witness_either(kind):
+    intent = INTENTS[kind]
+    stopped, led = Stated(used=False, time=ALIVE), Stated(used=False, time=ALIVE)
+    reader = reader_of(stopped, led, now=NOW + 3 * HOUR)
+    assert reader.read(a_hold_of(intent)) == Unused(ALIVE)  # both have been right
+    led.chain, led.time = 8453, NOW + 3 * HOUR
+    assert reader.read(a_hold_of(intent)) == Unused(ALIVE), (
+        "and not unused for good, as on a chain where nothing was paid"
+    )
+
+
+def test_one_that_has_stopped_leaves_it_to_one_that_keeps_no_logs():
+    """Nothing but the use of the nonce can be known any more; the deadline has passed."""
+    intent = INTENTS["upto"]
+    stopped = shows("unused", "upto", ALIVE - 3 * HOUR)
+    refusing = Refusing(shows("no logs", "upto").node, "upto")
+    for nodes in permutations((stopped, refusing)):
+        assert reader_of(*nodes).read(a_hold_of(intent)) == Used(final=True)
+
+
+class Refusing(Bits):
+    def make_request(self, method, params):
+        if method == "eth_getLogs":
+            return {"error": {"code": 4444, "message": "pruned history unavailable"}}
+        return super().make_request(method, params)

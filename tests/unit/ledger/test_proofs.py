@@ -54,7 +54,7 @@ def settled(log, transaction=ONE, *, final=True):
 
 @pytest.mark.parametrize(
     "then",
-    [settled(3), settled(3, final=False), Cancelled(ONE, final=True), Unused(NOW + 61)],
+    [settled(3), Cancelled(ONE, final=True), Unused(NOW + 61)],
     ids=lambda each: type(each).__name__,
 )
 def test_a_payment_that_is_decided_after_all_explains_no_strangers_transfer(books, then):
@@ -64,6 +64,13 @@ def test_a_payment_that_is_decided_after_all_explains_no_strangers_transfer(book
     books.clock.tick(62)
     show(books, "h1", then)
     assert waiting(books) == []
+
+
+def test_a_block_that_may_be_undone_proves_nothing_of_a_payment_that_a_final_one_has_shown(books):
+    show(books, "h1", Used(final=True))
+    assert show(books, "h1", settled(3, final=False)).proof is None
+    assert waiting(books) == ["h1"]
+    assert show(books, "h2", settled(3)).proof.endswith("/3")
 
 
 @pytest.mark.parametrize("undone", [False, True], ids=["seen twice", "seen undone between"])
