@@ -3,13 +3,14 @@
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from tests.support import proxy
 from tests.support.merchant import b64, receipt
-from tests.support.proxy import KEY, Proxied, asked, books, curl
+from tests.support.proxy import KEY, Proxied, asked, books, connected, curl
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard.web.hops import PREFIX, Hop, Hops
 
@@ -148,14 +149,63 @@ def test_callers_of_one_session_keep_their_hops_apart(shop, proxied, tmp_path):
     assert (len(shop.nonces), len(set(shop.nonces))) == (4, 3), "2 presents its payment, and 1 is bought anew"
 
 
-def test_a_second_caller_for_the_same_buys_it_while_the_first_follows_its_redirect(shop, proxied):
+def test_a_second_caller_for_the_same_waits_while_the_first_follows_its_redirect(shop, proxied):
     shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/download", paid=True)))
     shop.answers["/download"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
-    hops = [asked(proxied, f"{shop.url}/buy").headers["location"] for _ in range(2)]
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(asked, proxied, f"{shop.url}/buy", follow_redirects=True)
+        time.sleep(0.5)
+        assert not other.done()
+        assert asked(proxied, hop.removeprefix("/")).text == "sold"
+        assert other.result(20).text == "sold"
     assert len(set(shop.nonces)) == 2
-    assert [asked(proxied, hop.removeprefix("/")).text for hop in hops] == ["sold", "sold"]
+
+
+def test_a_caller_whose_connection_broke_with_the_redirect_asks_again_at_once(shop, proxied):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/download", paid=True)))
+    caller = connected(proxied)
+    caller.sendall(
+        f"GET /{shop.url}/buy HTTP/1.1\r\nhost: 127.0.0.1\r\nx402guard-session: {proxied.token}\r\n\r\n".encode()
+    )
+    give_up = time.monotonic() + 20
+    while not shop.nonces:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    time.sleep(0.2)
+    caller.close()  # with its answer unread
+    time.sleep(0.1)
+    began = time.monotonic()
     assert asked(proxied, f"{shop.url}/buy").status_code == 302
-    assert (len(shop.nonces), len(set(shop.nonces))) == (3, 3)
+    assert (len(set(shop.nonces)), time.monotonic() - began < 5) == (1, True)
+
+
+def test_a_hop_that_is_asked_for_again_pays_no_second_time_and_may_still_deliver(shop, following, proxied, tmp_path):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/download", paid=True)))
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
+    refused = [asked(proxied, hop) for _ in range(2)]  # the shop asks for money there as well
+    assert {(each.status_code, each.json()["rule"]) for each in refused} == {(402, "one_payment_per_request")}
+    shop.answers["/download"] = lambda line: line.send(HEAD + CHUNKED + b"4\r\nhalf\r\n") or False
+    with pytest.raises(httpx.RemoteProtocolError):
+        asked(proxied, hop)
+    shop.answers["/download"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
+    assert asked(proxied, hop).text == "sold"
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert len(set(shop.nonces)) == 2, "what was delivered in the end is bought anew"
+    assert books(tmp_path) == {"proxy": ("0.02", "0.00")}
+
+
+def test_a_hop_that_is_not_known_any_more_is_paid_nothing(shop, proxied):
+    answer = asked(proxied, f"_hop/0123456789abcdef/{shop.url}/page", headers=SECRETS)
+    assert (answer.status_code, answer.json()["rule"], shop.nonces) == (402, "redirect", [])
+    assert {shop.asked[-1].header(name) for name in SECRETS} == {None}
+
+
+@pytest.mark.parametrize("place", ["/%2e%2e/%2e%2e/openai/models", "/a/.%2E/b", "{shop}/x/%2e/y"])
+def test_a_redirect_with_dots_in_escapes_is_left_out(shop, proxied, place):
+    """Some clients resolve them, and some do not: they would lead out of the path that the proxy has named."""
+    shop.answers["/start"] = lambda line: line.send(redirect(place.format(shop=shop.url)))
+    assert "location" not in asked(proxied, f"{shop.url}/start").headers
 
 
 def test_a_strangers_redirect_changes_nothing_of_what_a_caller_asks_for_itself(tmp_path, shop):

@@ -95,6 +95,7 @@ def owning(tmp_path, shop):
         "..%3b/a",
         "..%09/a",
         "%252e%252e/a",
+        "..%252fa",
     ],
 )
 def test_a_path_that_leads_out_of_a_provider_takes_no_key_along(owning, shop, below):

@@ -386,19 +386,25 @@ def _compared(seen: _Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRp
     try:
         if over and not nonce_used(node, intent, "latest"):
             return seen
-        node.check_chain()
-        try:
-            other = look(node)
-        except ChainUnreadable as error:
-            if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
-                raise _Contradicted from error
-            if isinstance(found, Unused) and isinstance(error, _LogsRefused):
-                return _Seen(Used(final=True), seen.head_unix)
-            return seen
-        head_unix = head_of(node).time
     except (ChainUnreadable, ConfigError, *_INVALID):
         return seen
-    return _weightier(seen, _Seen(other, head_unix), intent, now_unix)
+    try:
+        node.check_chain()
+        other = look(node)
+    except (ChainUnreadable, ConfigError, *_INVALID) as error:
+        if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
+            raise _Contradicted from error  # it has shown that the nonce is used
+        refuses = isinstance(error, _LogsRefused) and isinstance(found, Unused)
+        return _Seen(Used(final=True), seen.head_unix) if refuses else seen
+    return _weightier(seen, _Seen(other, _head_unix(node, other)), intent, now_unix)
+
+
+def _head_unix(node: JsonRpc, found: Finding) -> int:
+    """Return the time of an endpoint's latest block; if it cannot be read, one by which no endpoint is behind."""
+    try:
+        return head_of(node).time
+    except (ChainUnreadable, ConfigError, *_INVALID):
+        return 2**63 if isinstance(found, Unused) else 0
 
 
 def _weightier(seen: _Seen, other: _Seen, intent: Intent, now_unix: int) -> _Seen:

@@ -15,7 +15,7 @@ from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
-from x402guard.http.request import may_be_billed
+from x402guard.http.logical import may_be_billed
 from x402guard.http.transport import GuardedTransport
 from x402guard.ledger.model import WALLET
 from x402guard.money import Nanos, dollars_to_nanos, format_dollars

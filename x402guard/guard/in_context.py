@@ -156,7 +156,11 @@ class _Reversible(Struct, frozen=True):
             return args, kwargs
         own = 1 if args and next(iter(self.signature.parameters), "") in _RECEIVERS else 0
         bound = self.signature.bind(*args, **kwargs).arguments
-        unsaid = {name: each.default for name, each in self.signature.parameters.items() if name not in bound}
+        unsaid = {
+            name: each.default
+            for name, each in self.signature.parameters.items()
+            if name not in bound and each.kind is not each.POSITIONAL_ONLY
+        }
         kwargs = kwargs | {name: value for name, value in unsaid.items() if isinstance(value, (dict, list, set))}
         try:
             copied: tuple[tuple[Any, ...], dict[str, Any]] = copy.deepcopy((args[own:], kwargs))

@@ -23,12 +23,11 @@ from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
 from x402guard.http.foreign import after_foreign
 from x402guard.http.leaving import CONNECT
+from x402guard.http.logical import LogicalRequest, break_off
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import (
     Incoming,
-    LogicalRequest,
     OutgoingRequest,
-    break_off,
     buffer_body,
     buffer_body_async,
     describe_request,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
@@ -13,135 +13,25 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS, Address, address, door_of
 from x402guard.flow.effects import Send, SendFailed
-from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
 from x402guard.http.leaving import CONNECT, TRACE, Leaving
+from x402guard.http.logical import LogicalRequest
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
-from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
     import httpx
 
-    from x402guard.http.answer_end import AnswerEnding
     from x402guard.http.families import Library
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.guarded"
-
-
-class LogicalRequest:
-    """One call of the caller over all its redirect hops.
-
-    httpx copies ``extensions`` to each hop, so this shared object identifies the call. It ends with the final answer:
-    sending the same request object again is a new purchase.
-
-    Attributes:
-        origin: the origin of the first hop.
-        paid_by: the hold whose signature was sent, or None.
-        receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
-        follows: notes how what was paid for has come, if the answer to the payment redirects to it; else None.
-        is_resent: its request object was sent before, with a payment: ``pay_again`` has had its effect.
-        is_metered: it is a call that a provider may bill, and counts at its ceiling until the bill is known.
-    """
-
-    def __init__(self, origin: str) -> None:
-        self.origin = origin
-        self.paid_by: str | None = None
-        self.receipt: Receipt | None = None
-        self.follows: AnswerEnding | None = None
-        self._arrives: AnswerEnding | None = None
-        self.is_metered = False
-        self.is_resent = False
-        self._done = self._failed = False
-        self._challenged = False
-        self._hop: weakref.ref[httpx.Request] | None = None
-        self._hops = self._paid_hops = 0
-
-    @classmethod
-    def of(cls, request: httpx.Request) -> LogicalRequest:
-        """Return the call of *request*, a new one for a first hop."""
-        logical = request.extensions.get(LOGICAL)
-        if not isinstance(logical, LogicalRequest) or logical.is_over(request):
-            before, logical = logical, cls(address_of(request.url).origin)
-            logical.is_resent = isinstance(before, LogicalRequest) and (before.is_resent or before.paid_by is not None)
-            request.extensions = {**request.extensions, LOGICAL: logical}
-        if logical._arrives is not None and logical._arrives.was_lost:
-            logical.follows, logical._arrives = logical._arrives, None  # a transport sends that hop again
-        logical._hops += logical._hop is None or logical._hop() is not request
-        logical._hop = weakref.ref(request)
-        return logical
-
-    def is_over(self, request: httpx.Request) -> bool:
-        """True if *request* begins a new call: the last call has its answer, or the same object is sent again.
-
-        False after a 401 or 407 to a payment: then httpx's auth flow sends the same object again within the call. And
-        for a hop after the payment that has brought nothing, and that a transport outside the guard sends again.
-        """
-        is_again = self._hop is not None and self._hop() is request
-        has_come = self.follows is None and (self._arrives is None or not self._arrives.was_lost) and not self._failed
-        if is_again and self.paid_by is not None and self._hops > self._paid_hops and not has_come:
-            return False
-        return self._done or (not self._challenged and is_again)
-
-    def pays(self, hold_id: str) -> None:
-        """Note that the payment *hold_id* goes with this hop."""
-        self.paid_by, self._paid_hops = hold_id, self._hops
-
-    def answered(self, response: httpx.Response) -> None:
-        """Note whether *response* ends the call or another hop follows."""
-        self._challenged = self.paid_by is not None and response.status_code in (401, 407)
-        self._failed = response.status_code >= 400
-        self._done = not response.has_redirect_location and not self._challenged
-
-    def arrived(self, response: httpx.Response) -> AnswerEnding | None:
-        """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
-
-        Then it is lost, unless a next hop follows.
-        """
-        follows, delivers = self.follows, succeeded(response.status_code)
-        if follows is None or (delivers and not response.has_redirect_location):
-            self.follows, self._arrives = None, follows
-            return follows
-        (follows.waits if delivers else follows.lost)()
-        return None
-
-    def waits(self, is_over: Callable[[], bool]) -> None:
-        """Note what says that no next hop comes any more, where another task than this one sends it."""
-        for each in filter(None, (self.follows, self.follows and self.follows.redirect)):
-            each.waits_for(is_over)
-
-    def end(self) -> None:
-        """End the call after a failure. What was paid for on an earlier hop has not come."""
-        self._done = True
-        if self.follows is not None:
-            self.follows.lost()
-
-    def break_off(self) -> None:
-        """Note that an error comes between an answer and its caller. What was paid for has not come with it."""
-        for each in (self.follows, self._arrives):
-            if each is not None:
-                each.dropped()
-
-
-def break_off(request: httpx.Request) -> None:
-    """Note that an error comes between an answer to *request* and its caller (``LogicalRequest.break_off``)."""
-    logical = request.extensions.get(LOGICAL)
-    if isinstance(logical, LogicalRequest):
-        logical.break_off()
-
-
-def may_be_billed(request: httpx.Request) -> bool:
-    """True if *request* was sent as a metered call: without an answer, nothing says that it costs nothing."""
-    logical = request.extensions.get(LOGICAL)
-    return isinstance(logical, LogicalRequest) and logical.is_metered
 
 
 _MADE: Final[dict[bytes, None]] = {}
@@ -490,8 +380,9 @@ class OutgoingRequest:
             place, origin, named = place_of(url), address_of(self._request.url).origin, address_of(url).origin
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
-        if door_of(named) != door_of(origin):
-            _remember(named_by, place, origin, most=_MOST_NAMED)
+        first = named_by.get(place_of(self._request.url), origin)  # a place that was named itself leads on
+        if door_of(named) != door_of(first):
+            _remember(named_by, place, first, most=_MOST_NAMED)
 
 
 def place_of(url: httpx.URL) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from x402guard.http.request import LogicalRequest
+from x402guard.http.logical import LogicalRequest
 
 PREFIX: Final = "/_hop/"
 _KEPT_S: Final = 600.0

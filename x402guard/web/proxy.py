@@ -12,6 +12,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -28,7 +29,8 @@ from x402guard.flow.address import door_of
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
-from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed
+from x402guard.http.logical import LOGICAL, LogicalRequest, may_be_billed
+from x402guard.http.request import address_of
 from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
@@ -36,7 +38,7 @@ from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
 from x402guard.web.connection import LOST
 from x402guard.web.hops import PREFIX, Hop, Hops
-from x402guard.web.upstream import CREDENTIALS, Target, Upstream, leads_back, target
+from x402guard.web.upstream import CREDENTIALS, Target, Upstream, climbs, leads_back, target
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 SESSION: Final = "x402guard-session"
@@ -62,6 +64,10 @@ _MEANT_FOR_ONE: Final = frozenset({*CREDENTIALS, "cookie", *PAYMENT_HEADERS})
 """What a client sends to one host alone, and here to the one that a redirect has led to as well."""
 
 _OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
+
+
+_REDIRECTED: Final = partial(LogicalRequest, "an earlier redirect")
+"""The call of a hop of which nothing else is known."""
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes an answer
@@ -163,7 +169,9 @@ class Proxy:
             if isinstance(found, Response):
                 await found(scope, receive, send)
             else:
-                scope[LOST] = None if found.has_redirect_location else getattr(found.stream, "lose", None)
+                logical = outgoing.extensions.get(LOGICAL)
+                waits = logical.follows if isinstance(logical, LogicalRequest) else None
+                scope[LOST] = getattr(found.stream, "lose", None) if waits is None else waits.forgotten
                 await _pass_on(found, self._head(accepted, outgoing, found), send)
             group.cancel_scope.cancel()
 
@@ -202,8 +210,8 @@ class Proxy:
         crosses = hop is not None and hop.crosses
         lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
-        if hop is not None and hop.call is not None:
-            extensions[LOGICAL] = hop.call
+        if hop is not None:
+            extensions[LOGICAL] = _REDIRECTED() if hop.call is None else hop.call.resumed()
         return _Accepted(transport, request.method, url, lines, extensions, found.upstream, crosses)
 
     def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
@@ -278,7 +286,7 @@ class Proxy:
         if where is not None:
             with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
                 named = request.url.join(where)
-                if named.scheme in ("http", "https") and address_of(named).plain:
+                if named.scheme in ("http", "https") and address_of(named).plain and not climbs(named.raw_path):
                     lines.append((b"location", self._led(accepted, request, response, named).encode("ascii")))
         receipt = response.extensions.get(EXTENSION)
         if isinstance(receipt, Receipt) and not receipt.model:
@@ -297,7 +305,8 @@ class Proxy:
         logical = request.extensions.get(LOGICAL)
         call = logical if isinstance(logical, LogicalRequest) and response.has_redirect_location else None
         doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
-        hop = Hop(call, accepted.crosses or doors[0] != doors[1])
+        in_the_clear = request.url.scheme == "https" and named.scheme == "http"
+        hop = Hop(call, accepted.crosses or in_the_clear or doors[0] != doors[1])
         pays = call is not None and call.paid_by is not None
         if not (pays or hop.crosses):
             return path  # what follows is as good as a request of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from typing import Final
@@ -104,7 +105,17 @@ _NOWHERE: Final = "the path names no URL; write /https://host/path, with the who
 def _leads_out(part: str) -> bool:
     """True for a segment of a path that servers read as another place: the owner's key goes along."""
     plain = unquote(part)
-    return unquote(plain).partition(";")[0].strip() in (".", "..") or "/" in plain or "\\" in plain
+    return "/" in plain or "\\" in plain or any(_is_dots(each) for each in re.split(r"[/\\]", unquote(plain)))
+
+
+def _is_dots(segment: str) -> bool:
+    return segment.partition(";")[0].strip() in (".", "..")
+
+
+def climbs(raw_path: bytes) -> bool:
+    """True if a path has a segment of dots that is written with escapes: some clients read it as the one above, some not."""
+    path = raw_path.partition(b"?")[0].decode("ascii", "replace")
+    return any(part not in (".", "..") and unquote(part) in (".", "..") for part in path.split("/"))
 
 
 def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:

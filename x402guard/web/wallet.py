@@ -41,7 +41,8 @@ from x402guard.errors import ConfigError, LedgerUnavailable, ProtocolError, Sett
 from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.guard.session import Session
 from x402guard.http.explain import MOST_BYTES, Explainer
-from x402guard.http.request import mark_guarded, may_be_billed
+from x402guard.http.logical import may_be_billed
+from x402guard.http.request import mark_guarded
 from x402guard.http.response import decoded_body, problem
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport

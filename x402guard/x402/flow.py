@@ -217,6 +217,7 @@ def _authorize(
                     raise (yield from refuse(refusal))
                 seat.leave()
                 yield Checkpoint(pause_s)
+                _end_waiting(context)
 
 
 def _note_cut_off(context: Context) -> Flow[None]:

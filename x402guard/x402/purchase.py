@@ -24,6 +24,7 @@ from x402guard.ledger.purchases import (
     is_in_flight_elsewhere,
     is_lost,
     open_purchases,
+    presentation_of,
     take_over,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
@@ -206,7 +207,8 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     if lost:
         return Stuck(lost[0])
     for hold in found:
-        if request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
+        waits = presentation_of(hold) in context.between_hops  # its next hop brings it, or it is lost in a moment
+        if waits or request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
             return Flying(_in_flight(view, hold, flight_ms))
         if is_in_flight_elsewhere(hold, instance=instance):
             return _in_flight(view, hold, flight_ms)

@@ -234,6 +234,19 @@ def test_one_that_a_killed_rollback_has_begun_to_undo_is_not_final_and_told(guar
     assert f"journal rollback {session.id}" in caplog.text
 
 
+def test_a_staged_call_copies_its_defaults_too(guard):
+    ran, cc = [], ["ada"]
+
+    @reversible(undo=f"{HOME}:unput", delay_s=60)
+    def send(key, tags=(), /, cc=cc):
+        ran.append((key, tags, cc))
+
+    with guard.session("s", budget="$1.00"):
+        send("a")
+        cc[0] = "mallory"
+    assert ran == [("a", (), ["ada"])]
+
+
 def test_a_staged_method_keeps_its_object(guard):
     class Mailer:
         lock = threading.Lock()

@@ -178,3 +178,26 @@ class Refusing(Bits):
         if method == "eth_getLogs":
             return {"error": {"code": 4444, "message": "pruned history unavailable"}}
         return super().make_request(method, params)
+
+
+class Limited(Bits):
+    """It shows the payment, and answers one question no more: which chain it serves, or its latest block."""
+
+    def __init__(self, node, kind, limited):
+        super().__init__(node, kind)
+        self.limited, self.known = limited, False
+
+    def make_request(self, method, params):
+        first, self.known = not self.known, True
+        if (self.limited == method and not first) or [self.limited] == params[:1]:
+            raise OSError("over rate limit")
+        return super().make_request(method, params)
+
+
+@pytest.mark.parametrize("limited", ["eth_chainId", "latest"])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_witness_that_is_limited_after_it_has_shown_more_is_no_leave_to_free(kind, limited):
+    intent = INTENTS[kind]
+    witness = Limited(shows(str(CEILING), kind).node, kind, limited)
+    found = reader_of(shows("dead", kind), witness).read(a_hold_of(intent))
+    assert counts(found, intent) == CEILING

@@ -4,7 +4,8 @@ import httpx
 import pytest
 
 from x402guard import Metering
-from x402guard.http.request import Incoming, LogicalRequest, describe_request
+from x402guard.http.logical import LogicalRequest
+from x402guard.http.request import Incoming, describe_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route

@@ -7,7 +7,7 @@ import anyio
 import httpx
 import pytest
 
-from x402guard.http.request import LogicalRequest
+from x402guard.http.logical import LogicalRequest
 from x402guard.web import proxy as module
 
 
