@@ -190,6 +190,9 @@ def test_a_hop_that_is_asked_for_again_pays_no_second_time_and_may_still_deliver
         asked(proxied, hop)
     shop.answers["/download"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
     assert asked(proxied, hop).text == "sold"
+    shop.answers["/download"] = lambda line: line.send(HEAD + CHUNKED + b"4\r\nhalf\r\n") or False
+    with pytest.raises(httpx.RemoteProtocolError):
+        asked(proxied, hop)  # once more, by a reader who has it
     assert asked(proxied, f"{shop.url}/buy").status_code == 302
     assert len(set(shop.nonces)) == 2, "what was delivered in the end is bought anew"
     assert books(tmp_path) == {"proxy": ("0.02", "0.00")}

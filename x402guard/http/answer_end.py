@@ -42,6 +42,11 @@ class AnswerEnding:
         self.redirect: AnswerEnding | None = None
         self._waiting: Callable[[], bool] | None = None
 
+    @property
+    def has_come(self) -> bool:
+        """True if the answer was handed over, as far as this process knows."""
+        return self._has_ended and not self.was_lost
+
     def leads_on(self, end: AnswerEnd) -> bool:
         """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop."""
         if end != "whole" or self._broke or self.is_followed is None or not self.is_followed():
@@ -89,6 +94,7 @@ class AnswerEnding:
             # It was handed over with the redirect, or a hop was lost; both may be written already.
             scope = Scope(holds=self._presentation[:1], durable=True)
             yield Transact(scope, lambda view: take_back(view, self._presentation))
+        self.was_lost = self._has_ended = False
 
     def follow(self) -> None:
         """Go on with the purchase: its answer redirects, and the next hop brings what was paid for, or another redirect.

@@ -105,7 +105,8 @@ class LogicalRequest:
         again = LogicalRequest(self.origin)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
         was_lost = self._arrives is not None and self._arrives.was_lost
-        again.follows = self._arrives if was_lost else self.follows
+        follows = self._arrives if was_lost else self.follows
+        again.follows = None if follows is None or follows.has_come else follows
         return again
 
     def waits(self, is_over: Callable[[], bool]) -> None:
