@@ -107,22 +107,10 @@ def begin_action(view: LedgerView, run_id: str, action: Action) -> Action:
 
     It restrains: what is done without it in the ledger cannot be undone.
     """
-    return _write(view, replace(action, number=_next_number(view, run_id)))
-
-
-def begin_late(view: LedgerView, run_id: str, action_id: str) -> Action:
-    """Write that a staged action begins now, with the next number of its run, and return it: undoing begins at the last."""
-    begun = move_action(view, action_id, ActionState.BEGUN)
-    after = replace(begun, number=_next_number(view, run_id))
-    view.put_mark(action_mark(action_id), to_builtins(after))
-    return after
-
-
-def _next_number(view: LedgerView, run_id: str) -> int:
     row = _run_row(view, run_id)
     number = int(row["last"]) + 1
     view.put_mark(actions_mark(run_id), {**row, "last": number})
-    return number
+    return _write(view, replace(action, number=number))
 
 
 def known_action(view: LedgerView, action_id: str) -> Action:

@@ -18,7 +18,6 @@ from x402guard.ledger.actions import (
     action_mark,
     actions_mark,
     begin_action,
-    begin_late,
     commit_actions,
     is_ending,
     known_action,
@@ -66,10 +65,8 @@ def begin_staged(context: Context, action: Action) -> Flow[Action | None]:
         tripped = any(node.state is NodeState.TRIPPED for node in view.path(context.node_id))
         stopped = check_open(view, context.node_id) if tripped else None
         refusal = stopped or check_standing(view, replace(context, node_id=run_id)) or _ending(view, action)
-        if refusal is not None:
-            move_action(view, action.id, ActionState.UNDONE)
-            return refusal
-        return begin_late(view, run_id, action.id)
+        begun = move_action(view, action.id, ActionState.BEGUN if refusal is None else ActionState.UNDONE)
+        return refusal or begun
 
     scope = Scope(nodes=(context.node_id,), marks=(actions_mark(run_id), action_mark(action.id)), durable=True)
     begun: Action | Refusal | None = yield Transact(scope, change)

@@ -206,23 +206,6 @@ def test_a_staged_action_runs_with_its_arguments_as_they_were_when_it_was_called
     assert DONE == [("later", ["ada"]), ("alater", {"to": ["ada"]})]
 
 
-def test_a_staged_action_that_ran_last_is_undone_first(guard):
-    with pytest.raises(KeyError), guard.session("s", budget="$1.00") as session:
-        reversibles.soon("staged first")
-        reversibles.put("done meanwhile")
-        give_up = time.monotonic() + 10
-        while "done" not in states(session)[1:] or len(DONE) < 2:
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-        raise KeyError
-    assert [what[:2] for what in DONE] == [
-        ("put", "done meanwhile"),
-        ("soon", "staged first"),
-        ("unput", "staged first"),
-        ("unput", "done meanwhile"),
-    ]
-
-
 def test_one_that_a_killed_rollback_has_begun_to_undo_is_not_final_and_told(guard, caplog):
     with guard.session("s", budget="$1.00") as session:
         reversibles.put("a")
