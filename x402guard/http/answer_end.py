@@ -30,6 +30,7 @@ class AnswerEnding:
         is_followed: of a redirect: says at its end whether its reader follows it.
         was_followed: it has said so.
         was_lost: its caller did not get the answer, as far as this process knows.
+        has_come: its caller got the whole answer, in the end.
         redirect: of what a redirect leads to: the ending of that redirect.
     """
 
@@ -37,15 +38,10 @@ class AnswerEnding:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._purchase = context.in_flight.get(self._presentation)
-        self._is_late = self._has_ended = self.was_lost = self.was_followed = False
+        self._is_late = self._has_ended = self.was_lost = self.has_come = self.was_followed = False
         self.is_followed: Callable[[], bool] | None = None
         self.redirect: AnswerEnding | None = None
         self._waiting: Callable[[], bool] | None = None
-
-    @property
-    def has_come(self) -> bool:
-        """True if the answer was handed over, as far as this process knows."""
-        return self._has_ended and not self.was_lost
 
     def leads_on(self, end: AnswerEnd) -> bool:
         """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop."""
@@ -94,7 +90,6 @@ class AnswerEnding:
             # It was handed over with the redirect, or a hop was lost; both may be written already.
             scope = Scope(holds=self._presentation[:1], durable=True)
             yield Transact(scope, lambda view: take_back(view, self._presentation))
-        self.was_lost = self._has_ended = False
 
     def follow(self) -> None:
         """Go on with the purchase: its answer redirects, and the next hop brings what was paid for, or another redirect.
@@ -134,7 +129,7 @@ class AnswerEnding:
         """
         self._has_ended = True
         late_writes, end = self._shell.late_writes, "late" if self._broke else end
-        self.was_lost = self.was_lost or end != "whole"
+        self.was_lost, self.has_come = self.was_lost or end != "whole", end == "whole" and not self._broke
         if late_writes is None or self.is_known(end):
             run(self(end), self._shell)
             return
@@ -150,7 +145,7 @@ class AnswerEnding:
     async def awrite(self, end: AnswerEnd) -> None:
         """Do the same, awaited."""
         self._has_ended = True
-        self.was_lost = self.was_lost or end != "whole"
+        self.was_lost, self.has_come = self.was_lost or end != "whole", end == "whole" and not self._broke
         if self._shell.late_writes is None or self.is_known(end):
             await run_async(self(end), self._shell)
         else:
