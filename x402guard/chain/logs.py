@@ -17,6 +17,7 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecim
 from x402guard.evm import Address, checksum_address
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
+from x402guard.ledger.owner import MOST_AHEAD_MS
 from x402guard.x402.schemes.scheme import PERMIT2
 
 BLOCKS_AT_ONCE: Final = 2_000
@@ -35,9 +36,6 @@ _SPACING_S: Final = 2
 CLOCKS_APART_S: Final = 600
 """The maximum difference between the local clock and a chain's clock, in seconds, that a search of logs allows for."""
 
-
-_MOST_AHEAD_S: Final = 26 * 3_600
-"""By how many seconds a clock may have been ahead when a hold was written: beyond that, its owner is asked first."""
 
 TRANSFER: Final = (
     "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer(address,address,uint256)
@@ -319,7 +317,7 @@ def _cancelled_permit(
         if not log.block or nonce_used(rpc, intent, hex(log.block - 1)):
             return None
     except NodeRefuses:  # most nodes keep the state of an hour or less, and all logs
-        if _paid_in(rpc, intent, block_at(rpc, held_unix - _MOST_AHEAD_S, head), log.block):
+        if _paid_in(rpc, intent, block_at(rpc, held_unix - MOST_AHEAD_MS // 1000, head), log.block):
             raise
         return found
     return None if _paid_in(rpc, intent, log.block, log.block) else found

@@ -10,13 +10,10 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, HeadReader
 from x402guard.ledger.model import WALLET, HoldKind
-from x402guard.ledger.owner import CLOCK_MARK, accept_time, windows_ahead
+from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS, accept_time, windows_ahead
 from x402guard.ledger.store import LedgerStore, MayBeAway
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.stamps import bring_back, stamps_ahead
-
-_MOST_AHEAD_MS: Final = 26 * 3_600_000
-"""A day, and two hours for a job that is late."""
 
 _RIGHT_MS: Final = 3_600_000
 
@@ -33,7 +30,7 @@ def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: st
         return
     whose = "the clock of the ledger's server" if isinstance(store, MayBeAway) else "this machine's clock"
     ahead_ms = now_ms - max(wallet.last_ms, _accepted_ms(store))
-    if ahead_ms > _MOST_AHEAD_MS and not _is_right(store, chain, boot):
+    if ahead_ms > MOST_AHEAD_MS and not _is_right(store, chain, boot):
         raise _asked(f"{whose} is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry")
 
 
@@ -43,7 +40,7 @@ def refuse_strange_server(store: LedgerStore, chain: ChainReader | None, boot: s
     Only who pays asks: a machine on which the owner looks, or stops agents, may have the wrong clock itself.
     """
     ahead_ms = store.now_ms() - store.here_ms() if isinstance(store, MayBeAway) else 0
-    if ahead_ms <= _RIGHT_MS or store.now_ms() - _accepted_ms(store) <= _MOST_AHEAD_MS:
+    if ahead_ms <= _RIGHT_MS or store.now_ms() - _accepted_ms(store) <= MOST_AHEAD_MS:
         return
     if not _is_right(store, chain, boot):
         raise _asked(f"the clock of the ledger's server is {ahead_ms / 3_600_000:.1f} hours ahead of this machine's")

@@ -102,6 +102,9 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     return view.node(node_id)
 
 
+MOST_AHEAD_MS: Final = 26 * 3_600_000
+"""A day, and two hours for a job that is late: the owner is asked about a clock that is further ahead, in milliseconds."""
+
 CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")
 """The key of the mark with the time, in unix milliseconds, that the owner has accepted last."""
 

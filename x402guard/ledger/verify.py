@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from x402guard.frozen import readable
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.model import WALLET, Entry, HoldKind, HoldState, Node, NodeState
-from x402guard.ledger.owner import CLOCK_MARK
+from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
 from x402guard.ledger.windows import rolled
@@ -213,9 +213,6 @@ def verify_windows(store: LedgerStore) -> list[str]:
         return [f"budget {node.id!r}: its row {fault}" for node, fault in zip(nodes, found, strict=True) if fault]
 
 
-_AHEAD_MS: Final = 26 * 3_600_000
-
-
 def _wrong_until_ms(ledger: LedgerReads) -> int:
     """Return the last time in the journal, in unix milliseconds, when the owner accepted a clock that was behind it; 0."""
     if not ledger.marks(*CLOCK_MARK):
@@ -233,7 +230,7 @@ def _window_fault(ledger: LedgerReads, node: Node, now_ms: int, wrong_ms: int) -
     )
     if said != named:
         return f"has the window {said}, but its journal says {named}"
-    if node.since_ms > now_ms + _AHEAD_MS:
+    if node.since_ms > now_ms + MOST_AHEAD_MS:
         return f"has a window that begins in {(node.since_ms - now_ms) // 3_600_000} hours"
     if node.since_ms > now_ms or node.since_ms <= wrong_ms:
         return ""
@@ -262,7 +259,7 @@ def _in_window(line: HoldLine, since_ms: int) -> int:
 
 def _closed_before(ledger: LedgerReads, line: HoldLine, since_ms: int) -> bool:
     hold = ledger.hold(line.hold_id)
-    return hold is not None and 0 < hold.closed_ms < since_ms <= hold.closed_ms + _AHEAD_MS
+    return hold is not None and 0 < hold.closed_ms < since_ms <= hold.closed_ms + MOST_AHEAD_MS
 
 
 class _Bindings:
