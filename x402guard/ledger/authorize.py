@@ -12,7 +12,7 @@ from msgspec import Struct
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import NOTHING, OVER, Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.ledger.model import ALL_STARVED, NOTHING, OVER, STARVED, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -140,10 +140,10 @@ def authorize(
         return short
     written = begin(view, hold, facts)
     record_excused(view, hold.node_id, written.id)
-    if hold.kind is HoldKind.PAYMENT:
-        for node in view.path(hold.node_id):
-            if node.starved:
-                view.put_node(replace(view.node(node.id), starved=False))
+    bits = ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED.get(hold.kind, 0)
+    for node in view.path(hold.node_id):
+        if node.starved & bits:
+            view.put_node(replace(node, starved=node.starved & ~bits))
     return written
 
 
@@ -227,7 +227,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})
     view.put_mark(refusal_marks(node_id, refusal.rule, count), sample)
     if refusal.rule == BUDGET:
-        _starve(view, node_id, refusal.short_of)
+        _starve(view, node_id, refusal.short_of, HoldKind.PAYMENT if of is None else of[0])
     # The first refusal by a rule is told; an agent that tries again and again fills no inbox.
     view.tell(
         "refused",
@@ -241,7 +241,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     )
 
 
-def _starve(view: LedgerView, node_id: str, short_of: str) -> None:
+def _starve(view: LedgerView, node_id: str, short_of: str, kind: HoldKind) -> None:
     """Note the lack of budget: in the session that was refused, and in those up to the one whose budget is short.
 
     A session is what ends as "budget_exhausted", so a refusal in a scope marks its session too.
@@ -250,5 +250,5 @@ def _starve(view: LedgerView, node_id: str, short_of: str) -> None:
     first = next((number for number, node in enumerate(path) if node.kind is NodeKind.SESSION), 0)
     short = next((number for number, node in enumerate(path) if node.id == short_of), 0)
     for node in path[: max(first, short) + 1]:
-        if not node.starved:
-            view.put_node(replace(node, starved=True))
+        if not node.starved & STARVED[kind]:
+            view.put_node(replace(node, starved=node.starved | STARVED[kind]))

@@ -65,6 +65,13 @@ class HoldKind(StrEnum):
     TOKENS = "tokens"
 
 
+STARVED: Final = {HoldKind.PAYMENT: 1, HoldKind.LLM: 2, HoldKind.TOOL: 4}
+"""The bit of each kind in ``Node.starved``: set as one is refused for lack of budget, cleared as one is granted."""
+
+ALL_STARVED: Final = sum(STARVED.values())
+"""What a granted payment clears: there is room again."""
+
+
 class Evidence(StrEnum):
     """Why an amount is believed. The best evidence comes first."""
 
@@ -104,7 +111,7 @@ class Node(Struct, frozen=True):
         limit: None for a wallet without a limit of its own.
         captured, held: sums over this node's own holds.
         granted_out: the amount drawn by children; granted_in: the amount that this node has drawn from its parent.
-        starved: True if the last authorization in it was refused for lack of budget.
+        starved: the kinds (bits, see ``STARVED``) whose last authorization in it was refused for lack of budget.
         openers: one token for each open ``with`` block of this node.
         seq, head: number and hash of its last journal entry.
         live: the amount held now by this node and all nodes below it; in a node whose children keep idle budget, by
@@ -130,7 +137,7 @@ class Node(Struct, frozen=True):
     granted_in: int = 0
     state: NodeState = NodeState.OPEN
     terminated_by: str | None = None
-    starved: bool = False
+    starved: int = 0
     openers: tuple[str, ...] = ()
     closed_ms: int | None = None
     seq: int = 0

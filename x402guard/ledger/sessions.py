@@ -147,7 +147,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     word = node.terminated_by if reopened is NodeState.TRIPPED else None
     alive = [opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone]
     openers = (*alive, request.opener)
-    view.put_node(replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False))
+    view.put_node(replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=0))
     return view.node(node.id)
 
 

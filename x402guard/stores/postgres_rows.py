@@ -125,7 +125,7 @@ _BALANCES: Final = (
 
 def _rules(node: Node) -> Node:
     """Return a node without its balances: what a payment below it depends on, if it changes nothing there."""
-    return replace(node, **dict.fromkeys(_BALANCES, 0), starved=False, warned=0)
+    return replace(node, **dict.fromkeys(_BALANCES, 0), starved=0, warned=0)
 
 
 class LoadedRows(MemoryRows):

@@ -66,7 +66,7 @@ def node_record(node: Node) -> Record:
     """Return a node in the order of ``NODE_COLUMNS``."""
     return (
         node.id, node.parent_id, str(node.kind), node.name, node.limit, node.created_ms, node.last_ms, node.captured,
-        node.held, node.granted_out, node.granted_in, str(node.state), node.terminated_by, int(node.starved),
+        node.held, node.granted_out, node.granted_in, str(node.state), node.terminated_by, node.starved,
         _listed(node.openers), node.closed_ms, node.seq, node.head, node.live,
         None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
         int(node.finalized), _listed(node.soft), node.warned, node.trip_reason,
@@ -89,7 +89,7 @@ def to_node(record: Sequence[Any]) -> Node:
         ) = record  # fmt: skip
         return Node(
             node_id, parent_id, NodeKind(kind), name, None if limit is None else Nanos(limit), created_ms, last_ms,
-            captured, held, granted_out, granted_in, NodeState(state), terminated_by, bool(starved),
+            captured, held, granted_out, granted_in, NodeState(state), terminated_by, starved,
             () if openers == "[]" else tuple(_VALUE(openers)), closed_ms, seq, head, live,
             None if window is None else check_window(*window.split(" ", 1)), since_ms, past, reserve, bool(finalized),
             () if soft == "[]" else tuple(_VALUE(soft)), warned, trip_reason,

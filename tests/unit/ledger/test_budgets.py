@@ -5,7 +5,7 @@ import pytest
 from tests.support.ledger import Books, usd
 from x402guard.errors import ConfigError, IllegalTransition
 from x402guard.frozen import replace
-from x402guard.ledger.authorize import Refusal, note_refusal
+from x402guard.ledger.authorize import Refusal, note_refusal, refused_mark
 from x402guard.ledger.model import Evidence, HoldKind, NodeState
 from x402guard.ledger.sessions import Closing, close_node, ensure_wallet
 from x402guard.ledger.transitions import Capture, Void
@@ -126,10 +126,11 @@ def close(books, *, left_by_refusal=False):
     return books.change(change, nodes=("s",))
 
 
-def refuse(books, amount="$5.00"):
-    refusal = books.hold("too much", amount)
-    marks = (("refusals", "s budget"),)
-    books.change(lambda view: note_refusal(view, "s", refusal), nodes=("s",), marks=marks)
+def refuse(books, amount="$5.00", kind=HoldKind.PAYMENT):
+    refusal = books.hold("too much", amount, kind=kind)
+    of = None if kind is HoldKind.PAYMENT else (kind, "what")
+    marks = (("refusals", "s budget"), *(() if of is None else (refused_mark("s", *of),)))
+    books.change(lambda view: note_refusal(view, "s", refusal, of), nodes=("s",), marks=marks)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +147,29 @@ def refuse(books, amount="$5.00"):
 def test_how_a_session_ended(run, word):
     node = run(Books())
     assert (node.state, node.terminated_by) == (NodeState.CLOSED, word)
+
+
+KINDS = (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("granted", KINDS)
+def test_a_refusal_for_lack_of_budget_is_forgotten_once_its_kind_or_a_payment_is_granted(kind, granted):
+    books = Books()
+    refuse(books, kind=kind)
+    books.hold("h", "$0.10", kind=granted)
+    assert close(books).terminated_by == (None if granted in (kind, HoldKind.PAYMENT) else "budget_exhausted")
+
+
+@pytest.mark.parametrize("order", [KINDS[:0:-1], KINDS[1:], KINDS[:1]])
+def test_each_kind_that_was_refused_has_to_be_granted(order):
+    books = Books()
+    for kind in KINDS if order == KINDS[:1] else KINDS[1:]:
+        refuse(books, kind=kind)
+    for number, kind in enumerate(order):
+        assert books.node().starved
+        books.hold(f"h{number}", "$0.10", kind=kind)
+    assert (books.node().starved, close(books).terminated_by) == (0, None)
 
 
 def test_a_closed_session_refuses_and_its_holds_go_on_counting():
