@@ -23,7 +23,9 @@ from x402guard.testing.simulator.machine import SimProcess
 from x402guard.testing.simulator.market import SELLERS_WORDS, Signed, Want
 from x402guard.testing.simulator.world import Violation, World
 
-_SIGNATURE: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{130}(?![0-9a-f])", re.IGNORECASE)
+_SIGNATURE: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{130}(?![0-9a-fA-F])")
+_SHORTEST: Final = 130
+_HAS_WORDS: Final = '"words"'
 _KINDS_WITH_ROOM: Final = frozenset({"payment", "llm", "tool"})
 _NOT_HANDED_OVER: Final = frozenset({Delivery.OPEN, Delivery.LOST})
 
@@ -85,7 +87,10 @@ class Books:
     def committed(self, view: LedgerView, result: object) -> None:
         """Check one commit, and take it into the mirror."""
         for entry in view.entries:
-            self._check_words(entry.facts())
+            if _HAS_WORDS in entry.data:
+                self._check_words(entry.facts())
+            else:
+                self.check_shown("a row", entry.data)
             if entry.hold_id is not None:
                 self._note_event(view, entry)
             else:
@@ -333,7 +338,7 @@ class Books:
         """Check a text that a model, an owner or a log reads: no signature, and none of a seller's words."""
         if SELLERS_WORDS in text:
             raise Violation("sellers-words", f"in {what}: {text[:300]}")
-        if _SIGNATURE.search(text):
+        if len(text) >= _SHORTEST and _SIGNATURE.search(text):
             raise Violation("signature-shown", f"in {what}: {text[:300]}")
 
     # -- everything ---------------------------------------------------------------------------------------------------

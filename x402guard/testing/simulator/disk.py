@@ -50,11 +50,13 @@ class SimMemory(MemoryStore):
     ) -> None:
         super().__init__(clock_ms=clock_ms, steady_ms=steady_ms, keeps_idle=keeps_idle)
         self._volatile: list[_Before] = [] if beside is None else beside._volatile  # noqa: SLF001 - of this class
+        self._keeps = True
         for name in _SHARED if beside is not None else ():
             setattr(self, name, getattr(beside, name))
 
     @override
     def transact(self, scope: Scope, change: Change[R]) -> R:
+        self._keeps = not scope.durable  # what is durable is never taken back, nor is what was written before it
         result = super().transact(scope, change)
         if scope.durable:
             self._volatile.clear()
@@ -62,14 +64,15 @@ class SimMemory(MemoryStore):
 
     @override
     def _write(self, view: LedgerView) -> None:
-        self._volatile.append(
-            _Before(
-                {node.id: self._rows.nodes.get(node.id) for node in view.changed()},
-                {hold_id: self._rows.holds.get(hold_id) for hold_id in view.changed_holds},
-                {key: self._rows.marks.get(key) for key in view.changed_marks},
-                tuple((entry.node_id, entry.seq) for entry in view.entries),
+        if self._keeps:
+            self._volatile.append(
+                _Before(
+                    {node.id: self._rows.nodes.get(node.id) for node in view.changed()},
+                    {hold_id: self._rows.holds.get(hold_id) for hold_id in view.changed_holds},
+                    {key: self._rows.marks.get(key) for key in view.changed_marks},
+                    tuple((entry.node_id, entry.seq) for entry in view.entries),
+                )
             )
-        )
         super()._write(view)
 
     def all_holds(self) -> list[Hold]:

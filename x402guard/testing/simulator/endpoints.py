@@ -206,7 +206,7 @@ class SimRpc(JsonRpc):
             follows = self._blocks(node) is self._chain.blocks and not node.lag
             final = max(behind, self._chain.final_number) if follows else behind
             return min(max(final, 0), last)
-        if isinstance(block, Mapping):
+        if type(block) is dict:
             blocks = self._blocks(node)
             for number in range(last, -1, -1):
                 if blocks[number].hash == block["blockHash"]:

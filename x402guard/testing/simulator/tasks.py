@@ -162,8 +162,10 @@ class Task(Generic[R]):
         books = self._tasks.books
         books.actor = self.actor
         try:
-            step = partial(self.flow.send, answer) if failure is None else partial(self.flow.throw, failure)
-            self.effect = self._context.run(step)
+            if failure is None:
+                self.effect = self._context.run(self.flow.send, answer)
+            else:
+                self.effect = self._context.run(self.flow.throw, failure)
         except StopIteration as done:
             self._end(done.value, None)
         except (Interrupted, SendFailed) as signal:
@@ -259,7 +261,7 @@ class Task(Generic[R]):
             raise Violation("runs-after-death", str(self))
         self._tasks.books.actor = self.actor
         guard = self.home.guard
-        answer = self.home.run(lambda: perform(effect, guard.shell))
+        answer = self.home.context.run(perform, effect, guard.shell)
         if isinstance(effect, Sign):
             self._tasks.on_signed(effect.hold, self)
         return answer
