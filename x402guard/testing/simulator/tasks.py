@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from x402guard.errors import IllegalTransition, LedgerUnavailable, SignerError, X402GuardError
