@@ -4,8 +4,10 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 
 import httpx
 import psycopg
@@ -15,7 +17,16 @@ from tests.support import postgres
 from tests.support.ended_buyer import begun, ended
 from tests.support.ledger import Books
 from tests.support.merchant import accept, client, make_guard, offer_response, required
-from x402guard import BudgetExhausted, ConfigError, LedgerUnavailable, Owner, PaymentRefused, Policy, SessionTripped
+from x402guard import (
+    BudgetExhausted,
+    ConfigError,
+    Guard,
+    LedgerUnavailable,
+    Owner,
+    PaymentRefused,
+    Policy,
+    SessionTripped,
+)
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.transitions import Void
@@ -58,6 +69,20 @@ def two_servers():
                     postgres.stop(folder, "immediate")
 
 
+@pytest.fixture
+def one_server():
+    """The folder of a server of this test alone."""
+    if postgres.programs() is None:
+        postgres.server()
+    with postgres.a_folder() as folder:
+        postgres.make_cluster(folder)
+        postgres.start(folder)
+        try:
+            yield folder
+        finally:
+            postgres.stop(folder, "immediate")
+
+
 def asked(url, **more):
     """What a guard says to an offer of real money."""
     policy = Policy(networks={REAL}, breaker=None)
@@ -69,9 +94,23 @@ def asked(url, **more):
                 return refused.rule
 
 
-def test_real_money_asks_for_a_synchronous_replica_and_a_lone_server_has_nothing_to_lose(two_servers):
+def with_rights(folder, role):
+    """The URL of a ledger that the superuser has made, for a *role*: ``agents`` gets the rights of the page about a fleet."""
+    url = postgres.url(folder, "postgres")
+    Guard(ledger=url).close()
+    if role == "owner":
+        return url
+    page = (Path(__file__).parents[2] / "docs/how-to/a-fleet.md").read_text()
+    [rights] = [block for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "GRANT" in block]
+    postgres.say(folder, rights)
+    return url.replace("owner@", f"{role}@")
+
+
+@pytest.mark.parametrize("role", ["owner", "agents"])
+def test_real_money_asks_for_a_synchronous_replica_and_a_lone_server_has_nothing_to_lose(two_servers, role):
+    """PostgreSQL shows a role without more rights that there is a replica, and not how it is."""
     first, second = two_servers
-    url = postgres.url(first, "postgres")
+    url = with_rights(first, role)
     postgres.say(first, "SELECT count(*) FROM pg_stat_replication", until=(1,))
     assert asked(url) == "async_failover"
     assert asked(url, unsafe_async_failover=True) == 200
@@ -84,6 +123,29 @@ def test_real_money_asks_for_a_synchronous_replica_and_a_lone_server_has_nothing
     postgres.stop(second)
     postgres.say(first, "SELECT count(*) FROM pg_stat_replication", until=(0,))
     assert asked(url) == 200
+
+
+@pytest.mark.parametrize(
+    "role_says", ["", "ALTER ROLE owner SET client_min_messages = error"], ids=["as usual", "silent"]
+)
+def test_a_commit_that_no_replica_has_is_none_whatever_the_role_wants_to_hear(one_server, role_says):
+    """The server says by a warning alone that a commit whose wait was cancelled is on no replica."""
+    if role_says:
+        postgres.say(one_server, role_says)
+    url = postgres.url(one_server, "postgres")
+    with make_guard(url) as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as pool:
+        postgres.say(one_server, "ALTER SYSTEM SET synchronous_standby_names = 'another'")
+        postgres.say(one_server, "SELECT pg_reload_conf()")
+        postgres.say(one_server, "SELECT current_setting('synchronous_standby_names')", until=("another",))
+        charged = pool.submit(session.charge, "search", "$0.10")
+        while not charged.done():
+            postgres.say(one_server, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+            time.sleep(0.05)
+        with pytest.raises(LedgerUnavailable):
+            charged.result()
+        postgres.say(one_server, "ALTER SYSTEM RESET synchronous_standby_names")
+        postgres.say(one_server, "SELECT pg_reload_conf()")
+        postgres.say(one_server, "SELECT current_setting('synchronous_standby_names')", until=("",))
 
 
 def test_a_replica_serves_reports_and_takes_no_payment(two_servers):

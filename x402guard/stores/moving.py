@@ -61,7 +61,7 @@ def move_to_postgres(path: Path, url: str) -> tuple[int, int]:
         is_closed = _check_source(source, path, url)
         PostgresStore(url, while_moving=True).close()
         opened.enter_context(server_unavailable("cannot write the ledger", url))
-        target = opened.enter_context(closing(psycopg.connect(url, connect_timeout=CONNECT_S)))
+        target = opened.enter_context(closing(psycopg.connect(url, connect_timeout=CONNECT_S, client_encoding="UTF8")))
         target.adapters.register_loader("numeric", WholeNumber)
         if not _is_copied(source, target, url):
             _announce(target)

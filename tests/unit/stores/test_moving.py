@@ -56,6 +56,14 @@ def test_all_of_it_is_there_and_the_agent_goes_on(spent, url, tmp_path):
         assert session.remaining == Decimal("0.47")
 
 
+def test_the_environment_says_nothing_about_how_text_is_sent(spent, url, tmp_path):
+    with make_guard(spent) as guard, guard.session("名前 été", budget="$1.00", id="run-3") as session:
+        session.charge("search", "$0.25", arguments={"q": "✓"})
+    before = books(spent)
+    done = typed("ledger", "move", url, "--ledger", spent, cwd=tmp_path, PGCLIENTENCODING="LATIN1")
+    assert (done.returncode, books(url)) == (0, before), done
+
+
 def test_the_file_is_refused_from_then_on_by_all_and_names_the_other_place(spent, url, tmp_path):
     with (
         pytest.raises(LedgerUnavailable, match="was moved to postgresql"),  # its end cannot be written either
