@@ -75,7 +75,12 @@ def is_route(pattern: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    first, *others = map(re.escape, pattern.split("*"))
+    if not others:
+        return re.compile(first)
+    # Each part is taken where it first fits, for good: other ways to cut the text would be tried without end.
+    between = "".join(f"(?>.*?{part})" for part in others[:-1] if part)
+    return re.compile(f"{first}{between}.*{others[-1]}", re.DOTALL)
 
 
 def matches_route(pattern: str, route: str) -> bool:

@@ -1,5 +1,9 @@
 """Places that an owner writes, and those that a request goes to."""
 
+import fnmatch
+import itertools
+import time
+
 import pytest
 
 from x402guard import ConfigError
@@ -111,3 +115,22 @@ def test_what_could_never_match_is_an_error(pattern):
 )
 def test_what_an_allowed_name_means(allowed, tool, means):
     assert allows_name(allowed, tool) is means
+
+
+def test_a_star_is_any_text_wherever_it_stands():
+    texts = ["".join(each) for size in range(6) for each in itertools.product("ab", repeat=size)]
+    patterns = ["".join(each) for size in range(5) for each in itertools.product("ab*", repeat=size)]
+    for pattern in patterns:
+        means = [text for text in texts if matches_word(pattern, text)]
+        assert means == [text for text in texts if fnmatch.fnmatchcase(text, pattern)], pattern
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*" * 60 + "z", "*a" * 60 + "*z", "a*" * 40 + "z", "*ab" * 40 + "z*"], ids=range(4)
+)
+def test_many_stars_take_no_time(pattern):
+    """A model may name the tools of a task that it delegates: they are compared while the ledger is locked."""
+    began = time.process_time()
+    assert not matches_word(pattern, "ab" * 100)
+    assert not allows_name(pattern, "ab_" * 100)
+    assert time.process_time() - began < 1
