@@ -224,3 +224,91 @@ def test_a_strangers_redirect_changes_nothing_of_what_a_caller_asks_for_itself(t
         assert shop.asked[-1].header("authorization") == "Bearer of-the-caller"
         assert asked(proxy, f"{stranger.url}/evil", headers=SECRETS, follow_redirects=True).text == "ok"
         assert shop.asked[-1].header("authorization") is None, "the owner's key is not for a stranger's redirect"
+
+
+BROKEN = HEAD + CHUNKED + b"4\r\nhalf\r\n"
+
+
+def broken_download(shop, proxied):
+    """The place of a download that was paid for and broke behind its redirect, as its caller sees it."""
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/files/download", paid=True)))
+    shop.answers["/files/download"] = lambda line: line.send(BROKEN) or False
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
+    with pytest.raises(httpx.RemoteProtocolError):
+        asked(proxied, hop)
+    return hop
+
+
+@pytest.mark.parametrize("beside", ["SHA256SUMS", "download?part=2", "./"])
+def test_a_page_beside_the_place_of_a_redirect_is_a_request_of_its_own(shop, proxied, beside):
+    """A client joins what the page says to the URL that it sees, which has the name of the hop."""
+    seen = httpx.URL(f"{proxied.url}{broken_download(shop, proxied)}")
+    page = str(httpx.URL("/files/download").join(beside))
+    shop.answers[page] = lambda line: line.send(HEAD + b"content-length: 3\r\n\r\nabc")
+    with httpx.Client(trust_env=False, headers=proxied.header, timeout=30) as http:
+        assert http.get(seen.join(beside)).text == "abc"
+        assert asked(proxied, f"{shop.url}/buy").status_code == 302
+        assert len(set(shop.nonces)) == 1, "what was paid for has not come with it"
+        shop.answers[page] = once_paid(lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold"))
+        assert http.get(seen.join(beside)).text == "sold", "it may cost money, as any page of this host"
+    assert len(set(shop.nonces)) == 2
+
+
+def test_a_page_beside_the_place_that_another_host_has_named_is_paid_nothing(shop, following):
+    with Trickler() as other:
+        shop.answers["/start"] = lambda line: line.send(redirect(f"{other.url}/list/1"))
+        other.answers["/list/1"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nfree")
+        seen = following(f"{shop.url}/start").url
+        refused = following(str(seen.join("2")).partition(str(seen.netloc, "ascii") + "/")[2], headers=SECRETS)
+        assert (refused.status_code, refused.json()["rule"]) == (402, "redirect")
+        assert {other.asked[-1].header(name) for name in SECRETS} == {None}
+        assert (shop.nonces, other.nonces) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "written", ["/files/a%20b?c=%27d%27&e=f", "/files/a b?c='d'&e=f", "/files/%61%20b?c='d'&e=%66#top"]
+)
+def test_a_hop_is_known_however_a_client_escapes_its_place(shop, proxied, written):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/files/a%20b?c='d'&e=f", paid=True)))
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"]
+    refused = asked(proxied, hop.removeprefix("/").partition("/files")[0] + written)
+    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
+
+
+@pytest.mark.parametrize("place", ["/files/%2e/x", "ftp://a.example/x", "http://[bad/", "https:/a.example", "mailto:a"])
+def test_what_is_paid_for_behind_a_place_that_is_left_out_has_not_come(shop, proxied, place):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect(place, paid=True)))
+    answers = [asked(proxied, f"{shop.url}/buy") for _ in range(2)]
+    assert [(each.status_code, "location" in each.headers) for each in answers] == [(302, False)] * 2
+    assert len(set(shop.nonces)) == 1
+
+
+@pytest.mark.parametrize("how", ["head", "part"])
+def test_the_head_of_what_was_paid_for_or_a_part_of_it_is_not_all_of_it(shop, proxied, how):
+    hop = broken_download(shop, proxied)
+    whole = HEAD + b"content-length: 8\r\n\r\nall of i"
+    part = b"HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-3/8\r\ncontent-length: 4\r\n\r\nall "
+    if how == "head":
+        shop.answers["/files/download"] = lambda line: line.send(HEAD + b"content-length: 8\r\n\r\n")
+        assert asked(proxied, hop, method="HEAD").status_code == 200
+    else:
+        shop.answers["/files/download"] = lambda line: line.send(part)
+        assert asked(proxied, hop, headers={"range": "bytes=0-3"}).text == "all "
+    shop.answers["/files/download"] = lambda line: line.send(BROKEN) or False
+    with pytest.raises(httpx.RemoteProtocolError):
+        asked(proxied, hop)
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
+    assert len(set(shop.nonces)) == 1
+    shop.answers["/files/download"] = lambda line: line.send(whole)
+    assert asked(proxied, hop).text == "all of i"
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert len(set(shop.nonces)) == 2, "bought anew, once all of it has come"
+
+
+@pytest.mark.parametrize("status", [300, 305, 399])
+def test_a_status_that_some_clients_follow_is_paid_at_one_hop(shop, proxied, status):
+    named = redirect("/again", paid=True).replace(b"302 Found", f"{status} See".encode())
+    shop.answers["/buy"] = once_paid(lambda line: line.send(named))
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
+    assert asked(proxied, hop).json()["rule"] == "one_payment_per_request"
+    assert len(set(shop.nonces)) == 1

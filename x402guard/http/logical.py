@@ -49,6 +49,7 @@ class LogicalRequest:
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
         self._hops = self._paid_hops = 0
+        self._paid_shape = (False, False)
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
@@ -78,7 +79,17 @@ class LogicalRequest:
 
     def pays(self, hold_id: str) -> None:
         """Note that the payment *hold_id* goes with this hop."""
-        self.paid_by, self._paid_hops = hold_id, self._hops
+        self.paid_by, self._paid_hops, self._paid_shape = hold_id, self._hops, self._shape()
+
+    def _shape(self) -> tuple[bool, bool]:
+        """Return (whether this hop asks for the head of an answer alone, whether it asks for a part of it)."""
+        request = None if self._hop is None else self._hop()
+        return (False, False) if request is None else (request.method.upper() == "HEAD", "range" in request.headers)
+
+    def _is_part(self, response: httpx.Response) -> bool:
+        """True for an answer that brings less than what was paid for: its head alone, or a part that was asked for."""
+        (head, part), (paid_head, paid_part) = self._shape(), self._paid_shape
+        return (head and not paid_head) or (part and not paid_part and response.status_code == 206)
 
     def answered(self, response: httpx.Response) -> None:
         """Note whether *response* ends the call or another hop follows."""
@@ -89,10 +100,10 @@ class LogicalRequest:
     def arrived(self, response: httpx.Response) -> AnswerEnding | None:
         """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
 
-        Then it is lost, unless a next hop follows.
+        Then it is lost, unless a next hop follows, or this one has brought a part of it.
         """
         follows, delivers = self.follows, succeeded(response.status_code)
-        if follows is None or (delivers and not response.has_redirect_location):
+        if follows is None or (delivers and not response.has_redirect_location and not self._is_part(response)):
             self.follows, self._arrives = None, follows
             return follows
         (follows.waits if delivers else follows.lost)()
@@ -104,6 +115,7 @@ class LogicalRequest:
             return self
         again = LogicalRequest(self.origin)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
+        again._paid_shape = self._paid_shape
         was_lost = self._arrives is not None and self._arrives.was_lost
         follows = self._arrives if was_lost else self.follows
         again.follows = None if follows is None or follows.has_come else follows

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -26,10 +27,26 @@ class Hop(Struct, frozen=True):
     Attributes:
         call: the call of which it is the next hop; None if that is not known any more.
         crosses: a redirect of its call has led to another host: what its client sends along was meant for the first one.
+        place: the URL to which the redirect leads, see ``place_of``.
     """
 
     call: LogicalRequest | None
     crosses: bool
+    place: str = ""
+
+    def asked_at(self, url: str) -> Hop | None:
+        """Return the hop of a request for *url* by this name; None for a request of its own.
+
+        Whatever is relative to the page that the redirect has led to has its name as well, and is not that hop.
+        """
+        if self.place == place_of(url):
+            return self
+        return _UNKNOWN if self.crosses else None
+
+
+def place_of(url: str) -> str:
+    """Return a URL as places are compared: clients escape it in different ways, and keep its fragment for themselves."""
+    return unquote(url.partition("#")[0])
 
 
 _UNKNOWN: Final = Hop(None, crosses=True)

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -37,7 +37,7 @@ from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
 from x402guard.web.connection import LOST
-from x402guard.web.hops import PREFIX, Hop, Hops
+from x402guard.web.hops import PREFIX, Hop, Hops, place_of
 from x402guard.web.upstream import CREDENTIALS, Target, Upstream, climbs, leads_back, target
 from x402guard.x402.wire import PAYMENT_HEADERS
 
@@ -207,6 +207,7 @@ class Proxy:
         url = _url(found.url)
         if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
+        hop = None if hop is None else hop.asked_at(str(url))
         crosses = hop is not None and hop.crosses
         lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
@@ -282,12 +283,15 @@ class Proxy:
         is_framed_anew = streams or "transfer-encoding" in response.headers
         left_out = {"set-cookie", "location", RECEIPT, ANSWERED, *(["content-length"] if is_framed_anew else [])}
         lines = _kept(response.headers.raw, without=frozenset(left_out))
-        where = response.headers.get("location")
+        where, leads = response.headers.get("location"), False
         if where is not None:
             with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
                 named = request.url.join(where)
-                if named.scheme in ("http", "https") and address_of(named).plain and not climbs(named.raw_path):
+                leads = named.scheme in ("http", "https") and address_of(named).plain and not climbs(named.raw_path)
+                if leads:
                     lines.append((b"location", self._led(accepted, request, response, named).encode("ascii")))
+        if not leads:
+            _follow(request, response, lambda: True)
         receipt = response.extensions.get(EXTENSION)
         if isinstance(receipt, Receipt) and not receipt.model:
             lines.append((RECEIPT.encode(), json.dumps(receipt.facts()).encode("ascii")))
@@ -303,17 +307,26 @@ class Proxy:
         if not 300 <= response.status_code < 400:
             return path
         logical = request.extensions.get(LOGICAL)
-        call = logical if isinstance(logical, LogicalRequest) and response.has_redirect_location else None
+        call = logical if isinstance(logical, LogicalRequest) else None
         doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
         in_the_clear = request.url.scheme == "https" and named.scheme == "http"
-        hop = Hop(call, accepted.crosses or in_the_clear or doors[0] != doors[1])
+        hop = Hop(call, accepted.crosses or in_the_clear or doors[0] != doors[1], place_of(str(named)))
         pays = call is not None and call.paid_by is not None
         if not (pays or hop.crosses):
             return path  # what follows is as good as a request of its own
-        if call is not None:
-            response.history = list(response.history)  # as a client does that follows it
-            call.waits(self._hops.until_followed())
+        _follow(request, response, self._hops.until_followed())
         return f"{PREFIX}{self._hops.name(accepted.transport, hop)}{path}"
+
+
+def _follow(request: httpx.Request, response: httpx.Response, is_over: Callable[[], bool]) -> None:
+    """Note that a redirect is followed, as the client behind this address may: what was paid for has not come with it.
+
+    *is_over* says that no next hop comes any more.
+    """
+    logical = request.extensions.get(LOGICAL)
+    if isinstance(logical, LogicalRequest) and response.has_redirect_location:
+        response.history = list(response.history)  # as a client does that follows it
+        logical.waits(is_over)
 
 
 def new_token() -> str:
