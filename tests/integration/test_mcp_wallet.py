@@ -72,7 +72,8 @@ def test_what_it_offers(use):
     tools, resources = use(work)
     assert set(tools) == {"pay_and_fetch", "quote", "budget", "report"}
     assert tools["pay_and_fetch"].annotations.destructive_hint
-    assert all(tools[name].annotations.read_only_hint for name in ("quote", "budget", "report"))
+    hints = {name: tool.annotations.read_only_hint for name, tool in tools.items()}
+    assert hints == {"pay_and_fetch": False, "quote": False, "budget": True, "report": True}
     assert set(tools["pay_and_fetch"].input_schema["properties"]) == {"url", "method", "headers", "body", "max_price"}
     assert tools["pay_and_fetch"].input_schema["additionalProperties"] is False
     assert resources == ["x402guard://report", "x402guard://report.json"]

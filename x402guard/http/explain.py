@@ -13,7 +13,8 @@ from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
 from x402guard.frozen import replace
-from x402guard.http.request import mark_guarded, request_facts
+from x402guard.http.leaving import CONNECT
+from x402guard.http.request import lines_of, mark_guarded, request_facts
 from x402guard.http.response import decoded_body
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
@@ -22,6 +23,7 @@ from x402guard.money import Nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.policy.judge import judge
 from x402guard.policy.verdicts import Subject, Verdict
+from x402guard.x402.foreign import payments_in
 from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.offer_rules import Case, judge_offer, lifetime_s
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
@@ -78,9 +80,9 @@ class Explainer(Struct, frozen=True):
     def url(self, request: httpx.Request) -> list[Explained]:
         """Send a request once, without a payment, and return what the rules make of each offer.
 
-        Raises ``ConfigError``, also for a call that its provider bills.
+        Raises ``ConfigError``, also for what ``refuse_unheld`` names.
         """
-        self.refuse_metered(request)
+        self.refuse_unheld(request)
         url = str(request.url)
         try:
             with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
@@ -91,9 +93,12 @@ class Explainer(Struct, frozen=True):
             raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error
         return self.answer(request, answer, raw)
 
-    def refuse_metered(self, request: httpx.Request) -> None:
-        """Raise ``ConfigError`` for a call that its provider bills: what is explained is sent without a hold."""
+    def refuse_unheld(self, request: httpx.Request) -> None:
+        """Raise ``ConfigError`` for a call that its provider bills, and for a payment in it: it is sent without a hold."""
         facts = request_facts(request)
+        if facts.method == CONNECT or payments_in(list(lines_of(request.headers)), request.read()):
+            what = "opens a tunnel" if facts.method == CONNECT else "has a payment in it, which would be sent along"
+            raise ConfigError(f"url: this request {what}; ask for the price without it")
         found = classify(self.meter, facts.method, facts.host, facts.url)
         if found is not None and not isinstance(found, Unmetered):
             what = f"{facts.method} {facts.host} is metered, so asking would cost what the call costs"

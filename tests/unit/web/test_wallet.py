@@ -6,7 +6,7 @@ import anyio
 import pytest
 from mcp_types import CallToolRequestParams
 
-from tests.support.merchant import make_guard
+from tests.support.merchant import b64, make_guard
 from tests.support.slow_server import HEAD, Trickler, once_paid
 from x402guard import LedgerUnavailable, Metering, Policy
 from x402guard.assets import AssetRegistry
@@ -23,10 +23,10 @@ def shop():
         yield shop
 
 
-def call(shop, tool, path="/page"):
+def call(shop, tool, path="/page", **given):
     async def go(session, rules):
         wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False, meter=session.meter))
-        params = CallToolRequestParams(name=tool, arguments={"url": shop.url + path})
+        params = CallToolRequestParams(name=tool, arguments={"url": shop.url + path, **given})
         try:
             return await wallet._call_tool(None, params)
         finally:
@@ -106,6 +106,62 @@ def test_a_quote_sends_no_call_that_a_provider_bills(shop, path):
     assert (result.is_error, result.structured_content["code"], shop.asked) == (True, "config_error", [])
     assert "pay_and_fetch" in str(result.structured_content)
     assert counted == 0
+
+
+def test_what_a_call_of_a_model_has_cost_is_told_as_its_bill_says(shop):
+    shop.answers["/v1/chat/completions"] = lambda line: line.send(
+        JSON + b"content-length: %d\r\n\r\n" % len(DONE) + DONE
+    )
+    result, counted = call_model(shop, "pay_and_fetch")
+    paid = result.structured_content["paid"]
+    assert (paid["amount"], paid["state"]) == (str(counted), "captured")
+    assert f"${counted} was paid (captured)" in result.content[0].text
+
+
+SIGNED = b64(
+    {"x402Version": 2, "payload": {"signature": "0x" + "ab" * 65, "authorization": {"from": "0x" + "22" * 20}}}
+)
+PAYS = [
+    {"headers": {"Payment-Signature": SIGNED}},
+    {"headers": {"X_PAYMENT": SIGNED}},
+    {"headers": {"Authorization": f"Payment {SIGNED}"}},
+    {"method": "POST", "body": json.dumps({"method": "tools/call", "params": {"_meta": {"x402/payment": {"x402Version": 2}}}})},
+    {"method": "connect"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", PAYS, ids=["v2", "v1", "mpp", "mcp", "connect"])
+@pytest.mark.parametrize("tool", ["quote", "pay_and_fetch"])
+def test_no_tool_sends_a_payment_that_stands_in_its_arguments(shop, tool, given):
+    result, counted = call(shop, tool, **given)
+    assert (result.is_error, shop.asked, counted) == (True, [], 0)
+    assert result.structured_content["code"] in ("config_error", "policy_denied")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"method": "GÉT"}, "method"),
+        ({"method": "\ud800"}, "method"),
+        ({"method": ""}, "method"),
+        ({"method": "GET /x HTTP/1.1\r\nx: y"}, "method"),
+        ({"method": "A" * 200_000}, "method"),
+        ({"headers": {"a": "é"}}, "headers"),
+        ({"headers": {"é": "a"}}, "headers"),
+        ({"headers": {"a": "\ud800"}}, "headers"),
+        ({"method": "POST", "body": "\ud800"}, "body"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["quote", "pay_and_fetch"])
+def test_what_cannot_be_sent_is_an_error_that_names_it(shop, tool, given, named):
+    result, counted = call(shop, tool, **given)
+    assert (result.is_error, shop.asked, counted) == (True, [], 0)
+    told = result.structured_content
+    assert (told["code"], told["detail"].partition(":")[0], told["money_may_have_moved"]) == (
+        "config_error",
+        named,
+        False,
+    )
 
 
 def test_a_call_of_a_model_whose_answer_is_lost_is_not_denied(shop):
