@@ -178,3 +178,47 @@ def test_a_node_that_is_gone_after_the_transaction_was_sent_is_told_with_its_has
     sent = str(caught.value).split()[1]
     assert Web3(Web3.HTTPProvider(shop.net.rpc)).eth.wait_for_transaction_receipt(sent, timeout=20)["status"] == 1
     assert on_chain(shop) == 3_000_000
+
+
+def answering(monkeypatch, **instead):
+    """Let the node answer some methods with something else."""
+    asked = JsonRpc.call
+
+    def answer(self, method, *params):
+        return instead[method](params) if method in instead else asked(self, method, *params)
+
+    monkeypatch.setattr(JsonRpc, "call", answer)
+
+
+@pytest.mark.parametrize(
+    "dear",
+    [
+        {"eth_maxPriorityFeePerGas": lambda _: hex(10**18)},
+        {"eth_estimateGas": lambda _: hex(2**62)},
+        {"eth_getBlockByNumber": lambda _: {"baseFeePerGas": hex(10**17)}},
+    ],
+    ids=["tip", "gas", "base fee"],
+)
+def test_a_node_that_names_a_fee_without_measure_gets_no_signature(shop, tmp_path, monkeypatch, dear):
+    before, sent = on_chain(shop), []
+    answering(monkeypatch, **dear, eth_sendRawTransaction=sent.append)
+    monkeypatch.setenv("X402GUARD_PRIVATE_KEY", shop.net.payer_key)
+    monkeypatch.setattr(settings, "_READ_BEFORE", {})
+    with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
+        with pytest.raises(ConfigError, match=r"fee of up to [0-9.]+ of the network's coin, more than 0\.05"):
+            owner.set_allowance("3.00")
+    assert (sent, on_chain(shop)) == ([], before)
+
+
+def test_a_revocation_that_the_chain_does_not_show_is_an_error(shop, run, tmp_path, monkeypatch):
+    """A node that is behind, or a token that ignores it: the owner must not count on it."""
+    assert run("grant", "5.00", "--yes").returncode == 0
+    shown = JsonRpc.view
+
+    def old(self, contract, name, *rest):
+        return 5_000_000 if name == "allowance" else shown(self, contract, name, *rest)
+
+    monkeypatch.setattr(JsonRpc, "view", old)
+    monkeypatch.setattr("x402guard.guard.allowance._SHOWN_S", 1)
+    done = run("revoke", "--yes")
+    assert (done.returncode, "and the chain shows $5.00, not $0.00" in " ".join(done.stderr.split())) == (2, True)

@@ -31,6 +31,11 @@ from x402guard.x402.signer import AllowanceTerms, LocalSigner
 _RECEIPT_S: Final = 120
 _POLL_S: Final = 0.2
 _TIP_WEI: Final = 10**9
+_MOST_FEE_WEI: Final = 5 * 10**16
+"""The most that one transaction may cost, in the network's own coin: 0.05 of it. A node says what it costs."""
+
+_SHOWN_S: Final = 10
+"""How many seconds a node may show the allowance from before, after it has shown the transaction in a block."""
 
 
 class Wallet(Struct, frozen=True):
@@ -84,7 +89,8 @@ class Wallet(Struct, frozen=True):
         """Sign and send the transaction that sets the allowance to exactly *amount* (nano-dollars); wait for its block.
 
         It is recorded in the ledger before it is signed. Raises ``ConfigError`` for a sum that the token cannot
-        express and for a transaction that fails, ``SignerError`` for a key that cannot sign it.
+        express, for a transaction that is too dear or fails, and if the chain shows another allowance after it;
+        ``SignerError`` for a key that cannot sign it.
         """
         signer = self.shell.signer
         if not isinstance(signer, LocalSigner):
@@ -107,7 +113,15 @@ class Wallet(Struct, frozen=True):
             raise ConfigError(
                 f"allowance: {sent} is sent, and its block cannot be read: {error}; look at it later"
             ) from None
-        return replace(self.row(asset), transaction=sent)
+        for _ in range(int(_SHOWN_S / _POLL_S)):
+            if self._read(asset)[1] == atomic:
+                return replace(self.row(asset), transaction=sent)
+            pause(_POLL_S)
+        shown = nanos_to_decimal(asset.value_nanos(self._read(asset)[1]))
+        raise ConfigError(
+            f"allowance: {sent} is in a block, and the chain shows ${shown:f}, not ${nanos_to_decimal(amount):f}; look "
+            "at it with another node, before you count on it"
+        )
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
         facts = {
@@ -117,6 +131,7 @@ class Wallet(Struct, frozen=True):
             "symbol": asset.symbol,
             "amount": amount,
             "account_nonce": terms.account_nonce,
+            "most_fee_wei": str(terms.gas * terms.max_fee_wei),
         }
 
         def change(view: LedgerView) -> None:
@@ -177,7 +192,14 @@ def _terms(rpc: JsonRpc, payer: Address, asset: Asset, atomic: int) -> Allowance
     except ChainUnreadable:
         tip = _TIP_WEI
     nonce = quantity(rpc.call("eth_getTransactionCount", payer, "pending"))
-    return replace(draft, account_nonce=nonce, gas=gas * 6 // 5, max_fee_wei=2 * base + tip, tip_wei=tip)
+    terms = replace(draft, account_nonce=nonce, gas=gas * 6 // 5, max_fee_wei=2 * base + tip, tip_wei=tip)
+    if terms.gas * terms.max_fee_wei > _MOST_FEE_WEI:
+        dear = nanos_to_decimal(Nanos(terms.gas * terms.max_fee_wei // 10**9))
+        raise ConfigError(
+            f"allowance: the node asks for a fee of up to {dear:f} of the network's coin, more than 0.05; nothing is "
+            "signed: wait until it costs less, or name another node in chains"
+        )
+    return terms
 
 
 def _mined(rpc: JsonRpc, transaction: str, pause: Callable[[float], None]) -> None:
