@@ -247,6 +247,28 @@ def test_a31_a_ledger_deleted_with_all_beside_it_is_refused_where_it_must_exist(
         assert guard.shell.store.nodes()[0].limit == 2_000_000_000
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))])
+def unmade(request, tmp_path):
+    """The URL of a ledger of which the tables were made, and its maker was killed before its wallet was."""
+    url = f"sqlite:///{tmp_path / 'unmade.db'}" if request.param == "sqlite" else request.getfixturevalue("url")
+    open_store(url).close()
+    return url
+
+
+def test_a31_a_ledger_whose_making_was_killed_is_made_to_its_end_and_is_no_budget_without_a_limit(unmade):
+    with pytest.raises(LedgerUnavailable, match="has no wallet") as caught:
+        make_guard(unmade, ledger_must_exist=True)
+    assert "--new" in caught.value.advice
+    said = CliRunner().invoke(app, ["budget", "set", "wallet", "2.00", "--ledger", unmade])
+    assert "--new" in str(said.exception)
+    made = CliRunner().invoke(app, ["budget", "set", "wallet", "2.00", "--new", "--ledger", unmade])
+    assert (made.exit_code, "$2.00" in made.output) == (0, True), made.output
+    with make_guard(unmade, ledger_must_exist=True) as guard:
+        assert guard.shell.store.nodes()[0].limit == 2_000_000_000
+    again = CliRunner().invoke(app, ["budget", "set", "wallet", "9.00", "--new", "--ledger", unmade])
+    assert "already exists; leave out --new" in str(again.exception or again.output)
+
+
 def test_a31_the_owners_limit_stands_outside_the_ledger_as_well(path):
     with pytest.raises(ConfigError, match="budget"):
         make_guard(f"sqlite:///{path}", budget="$5.00")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
 from x402guard.money import nanos_to_decimal
-from x402guard.stores import as_ledger_url, ledger_exists
+from x402guard.stores import as_ledger_url, ledger_exists, open_store
 from x402guard.views.words import printable
 
 budget = typer.Typer(no_args_is_help=True, help="Set the limits of budgets. Only the owner can raise one.")
@@ -104,12 +105,14 @@ def _title(row: BudgetRow | LimitChange) -> str:
 
 
 def _make(session: str, limit: str, ledger: str | None) -> None:
-    """Create a ledger whose wallet has a limit. Raises ``ConfigError`` if the ledger exists."""
+    """Create a ledger whose wallet has a limit, or end what was killed meanwhile. Raises ``ConfigError`` if it has a wallet."""
     url = as_ledger_url(ledger or load_settings().ledger)
     if session != WALLET or url == "memory://":
         raise ConfigError(
             "--new creates a ledger that outlives this command, with its wallet; write: x402guard budget set wallet AMOUNT --new"
         )
     if ledger_exists(url):
-        raise ConfigError(f"ledger: {url} already exists; leave out --new")
+        with closing(open_store(url, must_exist=True)) as store:
+            if store.path(WALLET):
+                raise ConfigError(f"ledger: {url} already exists; leave out --new")
     Guard(ledger=url, budget=limit).close()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
+from x402guard.ledger.model import WALLET
 from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
@@ -61,6 +62,12 @@ def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
     """Return the store at a ledger URL. Says in the log where the ledger is, if it is made here without being named."""
     made = url == DEFAULT_LEDGER and not ledger_path(url).exists()
     store = open_store(url, must_exist=must_exist)
+    if must_exist and not store.path(WALLET):  # what makes a ledger was killed before its wallet had a limit
+        store.close()
+        raise LedgerUnavailable(
+            f"ledger: {url} has no wallet, and ledger_must_exist forbids creating it",
+            advice="Nothing was paid. The owner creates it once: x402guard budget set wallet AMOUNT --new",
+        )
     if made:
         LOG.warning(
             "a new ledger is made at %s; Guard(ledger=…), X402GUARD_LEDGER or x402guard.toml names another place",
