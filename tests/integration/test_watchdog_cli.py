@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import processes
-from tests.support.command_line import forked
+from tests.support.command_line import forked, typed
 from tests.support.delegations import lasting
 from tests.support.merchant import make_guard
-from x402guard import Owner
+from x402guard import LedgerUnavailable, Owner
+from x402guard.guard.watchdog import Watchdog
 
 pytestmark = pytest.mark.xdist_group("watchdog")
 
@@ -284,3 +285,31 @@ def test_a_worker_that_is_silent_is_tripped_and_its_planner_goes_on(url, tmp_pat
         for each in results:
             assert "is tripped (watchdog: it is silent for " in each.result(30).error
     assert state_of(url) == ("open", None)
+
+
+@pytest.mark.parametrize("command", ["watchdog", "reconcile"])
+def test_what_runs_for_ever_says_why_it_waits_and_ends_where_the_ledger_comes_back_no_more(
+    url, tmp_path, agents, monkeypatch, command
+):
+    agents(url, "works")
+    answers = [
+        _away("the disk is full", "later"),
+        _away("the disk is full", "later"),
+        _away("it was moved", "after_change"),
+    ]
+
+    def look(*_):
+        raise answers.pop(0)
+
+    monkeypatch.setattr(*{"watchdog": (Watchdog, "look"), "reconcile": (Owner, "reconcile")}[command], look)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    done = typed(command, "--every", "1s", "--ledger", url, cwd=tmp_path)
+    assert (done.returncode, answers) == (2, [])
+    assert done.stderr.count("the disk is full; the next") == 2
+    assert done.stderr.splitlines()[2].endswith("it was moved")
+
+
+def _away(says, retry):
+    error = LedgerUnavailable(says)
+    error.retry = retry
+    return error

@@ -43,10 +43,10 @@ def watchdog(
                         values = {"session": node.id, "name": node.name, "reason": reason}
                         told = f"tripped session {node.name!r} ({node.id}): {reason}"
                         typer.echo(json.dumps(values) if as_json else printable(told))
-                except LedgerUnavailable:
-                    if once:
-                        raise
-                    typer.echo("the ledger is unavailable; the next look tries again", err=True)
+                except LedgerUnavailable as error:
+                    if once or error.retry != "later":
+                        raise  # one that was moved, or is of another version, comes back no more
+                    typer.echo(printable(f"{error}; the next look tries again"), err=True)
                 if once:
                     return
                 time.sleep(beat_s)
