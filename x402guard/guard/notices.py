@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import hmac
 import inspect
@@ -16,6 +17,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Final
+from weakref import WeakSet
 
 import anyio
 import httpx
@@ -105,8 +107,10 @@ class NoticeSender:
             raise ConfigError(f"webhook: a {type(webhook).__name__} is not a Webhook; write Webhook(url=…, secret=…)")
         self._webhook, self._pauses_s = webhook, pauses_s
         self._ending = threading.Event()
-        self._functions = None if on_notice is None else Background("on_notice", partial(_call, on_notice))
+        self._on_notice = on_notice
+        self._functions = None if on_notice is None else Background("on_notice", self._tell)
         self._posts = None if webhook is None else Background("webhook", self._deliver)
+        _OPEN.add(self)
 
     def notify(self, notices: Iterable[Notice]) -> None:
         """Send notices in the order given. Never raises an ``Exception``."""
@@ -120,6 +124,10 @@ class NoticeSender:
             if self._posts is not None:
                 body = json.dumps(stamped.to_dict(), ensure_ascii=False, default=str)
                 self._posts.put((secrets.token_hex(16), body.encode("utf-8", "replace")))
+
+    def _tell(self, notice: Notice) -> None:
+        if self._on_notice is not None:
+            _call(self._on_notice, notice)
 
     def _deliver(self, delivery: tuple[str, bytes]) -> None:
         if self._webhook is None:
@@ -147,13 +155,28 @@ class NoticeSender:
                 break
         LOG.error("webhook: a notice could not be delivered: %s", problem)
 
-    def close(self) -> None:
-        """Wait a few seconds at most for deliveries under way."""
-        until_s = time.monotonic() + _CLOSING_S
+    def close(self, until_s: float | None = None) -> None:
+        """Wait for deliveries under way, until *until_s* (monotonic); by default for five seconds."""
+        _OPEN.discard(self)
+        until_s = time.monotonic() + _CLOSING_S if until_s is None else until_s
         if self._functions is not None:
             self._functions.close(until_s)
         if self._posts is not None:
             self._posts.close(until_s, self._ending.set)
+
+
+_OPEN: Final[WeakSet[NoticeSender]] = WeakSet()
+_PROCESS_ENDS: Final = threading.Event()
+"""Set while the process ends: Python 3.12 starts no thread then, and the process waits no longer than ``_CLOSING_S``."""
+
+
+@atexit.register
+def _close_all() -> None:
+    """Wait for what a guard that was never closed has still to tell: its end may be the reason of a notice."""
+    _PROCESS_ENDS.set()
+    until_s = time.monotonic() + _CLOSING_S
+    for sender in tuple(_OPEN):
+        sender.close(until_s)
 
 
 def _call(function: OnNotice, notice: Notice) -> None:
@@ -177,7 +200,8 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
     """Return the status of the answer. Raises what httpx raises, and ``TooLate`` for one that takes longer in all."""
     # What takes longer ends with its client, whose connection is closed.
     with httpx.Client(timeout=_WAIT_S, trust_env=False, verify=_tls()) as http:
-        return Aside(partial(_sent, http, url, body, headers)).within(_WAIT_S)
+        send = partial(_sent, http, url, body, headers)
+        return send() if _PROCESS_ENDS.is_set() else Aside(send).within(_WAIT_S)
 
 
 def _sent(http: httpx.Client, url: str, body: bytes, headers: dict[str, str]) -> int:

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Notice, Policy, Webhook
 from x402guard.flow import background
@@ -313,3 +314,32 @@ def test_a_secret_is_shown_by_nothing():
     assert SECRET not in repr(webhook)
     with pytest.raises(TypeError, match="secret"):
         webhook.__reduce__()
+
+
+UNCLOSED = """
+import sys, time
+from x402guard import Guard, Webhook
+
+def told(notice):
+    time.sleep(0.3)
+    print(notice.kind, flush=True)
+
+guard = Guard(ledger="memory://", on_notice=told, webhook=Webhook(url=sys.argv[1], secret=sys.argv[2]))
+session = guard.session("s", budget="$1.00")
+session.trip("it looks wrong")
+"""
+
+
+@pytest.mark.parametrize("hangs_s", [0, 0.5, 60])
+def test_a_process_that_ends_without_closing_its_guard_tells_why_and_ends(hangs_s):
+    def slow(handler):
+        time.sleep(hangs_s)
+        handler.say(204)
+
+    with Receiver(slow) as receiver:
+        began = time.monotonic()
+        with processes.start(UNCLOSED, receiver.url, SECRET) as agent:
+            out, _ = agent.communicate()
+        assert time.monotonic() - began < 15
+        assert [json.loads(body)["kind"] for _, _, body in receiver.got] == ["tripped"]
+        assert out == "tripped\n"
