@@ -2,6 +2,7 @@
 
 import json
 import stat
+from pathlib import Path
 
 import pytest
 from eth_account import Account
@@ -9,7 +10,9 @@ from eth_account import Account
 from tests.support.command_line import forked, typed
 from tests.support.merchant import KEY, PAYER
 from tests.support.terminal import at_terminal
-from x402guard import LocalSigner
+from x402guard import ConfigError, LocalSigner
+from x402guard.cli.arguments import without_keys
+from x402guard.x402.signer import address_in
 
 
 def test_a_new_key_is_in_a_keystore_that_only_its_owner_can_read(tmp_path):
@@ -66,3 +69,49 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, words, answer, says)
     assert done.returncode == 2
     assert says in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["old.json"]
+
+
+LOST = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        (("keys", "address", "KEY"), {}),
+        (("keys", "new", "KEY/x"), {}),
+        (("keys", "address"), {"X402GUARD_KEYSTORE": "KEY"}),
+        (("doctor",), {"X402GUARD_KEYSTORE": "KEY"}),
+        (("doctor", "--json"), {"X402GUARD_LEDGER": "KEY"}),
+        (("doctor",), {"X402GUARD_CONFIG": "KEY"}),
+        (("doctor",), {"X402GUARD_BUDGET": "KEY"}),
+        (("sessions", "--ledger", "KEY"), {}),
+        (("init", "KEY/x"), {}),
+        (("pay", "KEY", "--budget", "1.00"), {}),
+        (("pay", "http://127.0.0.1:1/", "--budget", "KEY"), {}),
+        (("proxy", "--session", "KEY"), {}),
+        (("prices", "diff", "KEY"), {}),
+        (("verify-report", "KEY", "--key", "KEY"), {}),
+        (("keys", "new", "a", "KEY"), {}),
+    ],
+)
+@pytest.mark.parametrize("key", ["0x" + LOST, LOST.upper()], ids=["0x", "bare"])
+def test_a_key_in_the_wrong_place_is_not_shown_once_more(tmp_path, arguments, settings, key):
+    done = typed(
+        *(text.replace("KEY", key) for text in arguments),
+        cwd=tmp_path,
+        **{name: text.replace("KEY", key) for name, text in settings.items()},
+    )
+    assert done.returncode != 0
+    said = (done.stdout + done.stderr).lower()
+    assert LOST[:20] not in said, said
+
+
+def test_the_hash_of_a_transaction_is_shown(tmp_path):
+    assert without_keys(f"0x{LOST} is sent") == f"0x{LOST} is sent"
+
+
+def test_a_library_that_gets_a_key_for_a_keystore_says_so_without_it():
+    for read in (lambda: LocalSigner.from_keystore("0x" + LOST, password="x"), lambda: address_in(Path(LOST))):
+        with pytest.raises(ConfigError, match="this is a private key, not the path of a file") as caught:
+            read()
+        assert LOST[:20] not in str(caught.value)

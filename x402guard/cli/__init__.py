@@ -35,6 +35,7 @@ from x402guard.cli import (
     watch,
     watchdog,
 )
+from x402guard.cli.arguments import without_keys
 from x402guard.errors import X402GuardError
 from x402guard.views.words import printable
 
@@ -130,7 +131,7 @@ def main() -> None:
         sys.stderr.write(f"x402guard: {error}\n")
         sys.exit(2)
     except X402GuardError as error:
-        sys.stderr.write(f"x402guard: {printable(str(error))}\n{error.advice}\n")
+        sys.stderr.write(f"x402guard: {printable(without_keys(str(error)))}\n{without_keys(error.advice)}\n")
         sys.exit(2)
     except OSError as error:
         if error.filename is not None or error.errno not in _OUTPUT:

@@ -9,7 +9,7 @@ import platform
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ import typer
 from x402guard.assets import resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
-from x402guard.cli.arguments import AsJson, LedgerUrl, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, without_keys, working
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
@@ -62,7 +62,7 @@ def doctor(
     """
     unseen = list(_unseen(load))  # first: the checks load libraries themselves
     with working("looking at settings, ledger and chains"):
-        findings = [*_examine(ledger, config), *unseen]
+        findings = [replace(each, detail=without_keys(each.detail)) for each in (*_examine(ledger, config), *unseen)]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -87,6 +87,7 @@ class LocalSigner:
 
         Raises ``ConfigError`` for a file that cannot be read, another format, and a wrong password.
         """
+        _refuse_key(path)
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -204,8 +205,17 @@ def _is_signer(given: object) -> TypeGuard[Signer]:
     return hasattr(given, "sign") and hasattr(given, "bind") and hasattr(given, "address")
 
 
+def _refuse_key(path: Path | str) -> None:
+    """Raise ``ConfigError`` for a private key in place of the path of a file: no error shows it."""
+    if not isinstance(parse_key(str(path)), str):
+        raise ConfigError(
+            "keystore: this is a private key, not the path of a file; write it into a file with x402guard keys import"
+        )
+
+
 def address_in(keystore: Path) -> Address:
     """Return the address that a keystore file names. Raises ``ConfigError`` for a file that names none."""
+    _refuse_key(keystore)
     try:
         return keystore_address(keystore.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
