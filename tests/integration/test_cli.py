@@ -243,3 +243,48 @@ def test_a_name_that_a_url_cannot_have_is_refused_by_its_letter(tmp_path, name):
         done = typed(*command, "--ledger", name, cwd=tmp_path)
         assert (done.returncode, f"contains '{letter}'" in done.stderr) == (2, True), (command, done)
     assert list(tmp_path.iterdir()) == []
+
+
+LONG = "x" * 300  # no file can have such a name, and to look for it is an error, as in a folder that is shut
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sessions", "--ledger", f"./{LONG}.db"),
+        ("trip", "wallet", "--ledger", f"./{LONG}.db"),
+        ("budget", "set", "wallet", "2.00", "--new", "--ledger", f"./{LONG}.db"),
+        ("ledger", "clock", "--ledger", f"./{LONG}.db"),
+        ("policy", "check", LONG),
+        ("keys", "new", LONG),
+        ("keys", "report", LONG),
+        ("keys", "address", LONG),
+        ("init", LONG),
+        ("verify-report", LONG, "--key", "00"),
+    ],
+    ids=lambda given: " ".join(given[:2]),
+)
+def test_a_file_that_cannot_be_looked_at_is_told_in_two_lines(tmp_path, arguments):
+    secret = {"X402GUARD_KEYSTORE_PASSWORD": "p" * 20, "X402GUARD_REPORT_KEY_PASSWORD": "p" * 20}
+    done = typed(*arguments, cwd=tmp_path, **secret)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "File name too long" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("setting", ["X402GUARD_CONFIG", "X402GUARD_LEDGER", "X402GUARD_KILL_FILE"])
+def test_doctor_tells_of_a_file_that_cannot_be_looked_at(tmp_path, setting):
+    done = typed("doctor", cwd=tmp_path, **{setting: f"./{LONG}"})
+    assert (done.returncode, "File name too long" in done.stdout) == (1, True), done
+
+
+def test_a_ledger_that_was_deleted_is_told_by_each_command(tmp_path):
+    with make_guard(f"sqlite:///{tmp_path / 'spend.db'}", budget="$5.00"):
+        pass
+    (tmp_path / "spend.db").unlink()
+    for command in (["sessions"], ["trip", "wallet"], ["budget", "set", "wallet", "5.00", "--new"], ["doctor"]):
+        done = typed(*command, "--ledger", "./spend.db", cwd=tmp_path)
+        said = done.stdout + done.stderr
+        assert (done.returncode, "existed here and is missing" in said) == (1 if command == ["doctor"] else 2, True), (
+            said
+        )

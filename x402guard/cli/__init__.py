@@ -134,7 +134,13 @@ def main() -> None:
         sys.stderr.write(f"x402guard: {printable(without_keys(str(error)))}\n{without_keys(error.advice)}\n")
         sys.exit(2)
     except OSError as error:
-        if error.filename is not None or error.errno not in _OUTPUT:
+        if error.filename is not None:
+            said = without_keys(f"{error.filename}: {error.strerror}")
+            sys.stderr.write(
+                f"x402guard: {printable(said)}\nLook at this file, and at what the command has done, before you repeat it.\n"
+            )
+            sys.exit(2)
+        if error.errno not in _OUTPUT:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written once more as the process ends
         if error.errno != errno.EPIPE:  # who reads it has seen enough

@@ -149,8 +149,14 @@ def _people(settings: Settings, policy: Policy) -> Iterator[Finding]:
     elif policy.risk is not None:
         detail = "no approver is set, so tools such as send_email and delete_… are denied; set approver, or policy.risk = false"
         yield Finding("approver", "warning", detail)
-    if settings.kill_file is not None and Path(settings.kill_file).exists():
-        yield Finding("kill file", "problem", f"{settings.kill_file} exists: nothing is paid until it is removed")
+    if settings.kill_file is not None:
+        try:
+            if Path(settings.kill_file).exists():
+                detail = f"{settings.kill_file} exists: nothing is paid until it is removed"
+                yield Finding("kill file", "problem", detail)
+        except OSError as error:
+            detail = f"{settings.kill_file} cannot be looked at, so nothing is paid: {error.strerror}"
+            yield Finding("kill file", "problem", detail)
 
 
 def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Finding]:
@@ -169,7 +175,12 @@ def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Findi
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
     url = as_ledger_url(url)
     path = ledger_path(url) if url.startswith("sqlite:///") else None
-    if path is not None and not path.exists():
+    try:
+        is_there = path is None or ledger_exists(url)
+    except LedgerUnavailable as error:
+        yield Finding("ledger", "problem", f"{error}. {error.advice}")
+        return
+    if path is not None and not is_there:
         parent = path.resolve().parent
         writable = parent.is_dir() and os.access(parent, os.W_OK)
         detail = f"{path} will be created at first use" if writable else f"{parent} cannot be written"

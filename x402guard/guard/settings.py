@@ -247,7 +247,11 @@ def settings_file(path: Path | None = None) -> Path | None:
         if path is None:
             return None
     if path is not None:
-        if not path.is_file():
+        try:
+            is_there = path.is_file()
+        except OSError as error:
+            raise ConfigError(f"config: {path} cannot be looked at: {error.strerror}") from None
+        if not is_there:
             raise ConfigError(f"config: there is no file {path}")
         return path
     found = Path(CONFIG_FILE)

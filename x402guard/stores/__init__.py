@@ -9,6 +9,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.store import LedgerStore
+from x402guard.stores.file_errors import refuse_unless_kept
 from x402guard.stores.memory import MemoryStore
 
 __all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_exists", "ledger_path", "open_store"]
@@ -64,13 +65,33 @@ def open_store(
 
 
 def ledger_exists(url: str) -> bool:
-    """Return whether there is a ledger at a valid URL. Raises ``LedgerUnavailable`` if its server cannot be asked."""
+    """Return whether there is a ledger at a valid URL.
+
+    Raises ``LedgerUnavailable`` if its server or its folder cannot be asked, and for a file that was deleted.
+    """
     if is_postgres(url):
         _check_postgres(url)
         with _needs_psycopg():
             from x402guard.stores.postgres_reads import has_ledger
         return has_ledger(url)
-    return url != "memory://" and ledger_path(url).exists()
+    if url == "memory://":
+        return False
+    path = ledger_path(url)
+    with _looking_at(path):
+        refuse_unless_kept(path)
+        return path.exists()
+
+
+@contextmanager
+def _looking_at(path: Path) -> Iterator[None]:
+    """Raise ``LedgerUnavailable`` for a place that this user may not look at."""
+    try:
+        yield
+    except OSError as error:
+        raise LedgerUnavailable(
+            f"the ledger {path} cannot be looked at: {error.strerror}",
+            advice="Nothing was paid. Let this user enter its folder, or name another ledger.",
+        ) from error
 
 
 @contextmanager
@@ -143,7 +164,9 @@ def _usable(path: Path) -> None:
                 f"ledger: {str(path)!r} contains {char!r}, which a URL reads as a query or an escape; choose a folder and a "
                 "name without it"
             )
-    if not path.absolute().parent.is_dir():
+    with _looking_at(path):
+        has_folder, is_folder = path.absolute().parent.is_dir(), path.is_dir()
+    if not has_folder:
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; create it first, or choose another")
-    if path.is_dir():
+    if is_folder:
         raise ConfigError(f"ledger: {path} is a folder; name a file in it, such as {path / 'spend.db'}")
