@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -45,25 +46,29 @@ def _group() -> None:
 
 @ledger.command("clock")
 def clock(
-    accept: Annotated[bool, typer.Option("--accept", help="Take this machine's clock as right.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Take this clock as right.")] = False,
     ledger_url: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare this machine's clock with the ledger's last entry, and take it as right.
+    """Compare the clock of the ledger with its last entry, and take it as right: this machine's, or its server's.
 
     That lets a guard open whose clock is a day ahead, and mends a ledger that a wrong clock has led ahead of the time.
     Example: x402guard ledger clock --accept
     """
-    with closing(open_store(existing_ledger(ledger_url))) as store:
+    url = existing_ledger(ledger_url)
+    whose = "the ledger's server" if is_postgres(url) else "this machine"
+    with closing(open_store(url)) as store:
         nodes = tuple(node.id for node in store.nodes())
         now_ms, last_ms = store.now_ms(), max((node.last_ms for node in store.nodes()), default=0)
-        lines = [f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}"]
+        lines = [f"{whose}: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}"]
+        if is_postgres(url):
+            lines.append(f"this machine: {_shown(time.time_ns() // 1_000_000)}")
         if accept and WALLET not in nodes:
             raise ConfigError("ledger: no guard has used this ledger yet; there is no time to accept")
         if accept:
             by = operating_user()
             accept_clock(store, by)
-            lines.append("this machine's clock is accepted")
+            lines.append(f"the clock of {whose} is accepted")
         elif last_ms > now_ms:
             lines.append("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")
     values = {"now": now_ms / 1000, "last_entry": last_ms / 1000, "accepted": accept}

@@ -68,6 +68,10 @@ _ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
     refused.InvalidAuthorizationSpecification: (_ROLE, "after_change"),
     refused.InvalidCatalogName: ("Nothing was paid. Create the database once, with createdb.", "after_change"),
     refused.ReadOnlySqlTransaction: ("Nothing was paid. Name the primary server in the ledger's URL.", "after_change"),
+    refused.LockNotAvailable: (
+        "Nothing was paid. Another connection keeps a part of the ledger locked: end it, or repeat the call later.",
+        "later",
+    ),
     refused.DiskFull: ("Nothing was paid. The server's disk is full: make room, then repeat the call.", "later"),
     refused.TooManyConnections: ("Nothing was paid. Raise the server's max_connections, or use a pooler.", "later"),
     refused.InsufficientPrivilege: (

@@ -340,3 +340,29 @@ def test_the_command_line_and_the_guard_work_on_it(fresh, tmp_path):
         assert done.returncode == 0, done
     again = x402guard("budget", "set", "wallet", "20.00", "--new")
     assert (again.returncode, "already exists" in again.stderr) == (2, True), again
+
+
+def test_whose_clock_is_accepted_is_said(url, tmp_path):
+    Books(url).close()
+    said = typed("ledger", "clock", "--ledger", url, cwd=tmp_path).stdout
+    assert said.startswith("the ledger's server: ")
+    assert "\nthis machine: " in said
+    assert (
+        "the clock of the ledger's server is accepted"
+        in typed("ledger", "clock", "--accept", "--ledger", url, cwd=tmp_path).stdout
+    )
+
+
+def test_rows_that_another_connection_has_locked_are_told_as_that(url, tmp_path):
+    Books(url).close()
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE x402guard.nodes")
+        done = typed("sessions", "--ledger", url, cwd=tmp_path)
+    assert (done.returncode, "Another connection keeps a part of the ledger locked" in done.stderr) == (2, True), done
+
+
+def test_an_id_that_no_hold_can_have_is_refused(url):
+    Books(url).close()
+    for odd in ("\udcff\udc00", "ｈ1", "é"):
+        with Owner(url) as owner, pytest.raises(ConfigError, match="is no id of a hold"):
+            owner.forgive(odd)
