@@ -170,7 +170,7 @@ def whole_id(hold: str, known: Iterable[str]) -> str:
     """Return the whole id of a hold that is written with a unique beginning of it. Raises ``ConfigError``."""
     given = check_name("hold", hold).rstrip("…").lower().removeprefix("0x")
     if not given.isascii():
-        raise ConfigError(f"hold: {hold!r:.60} is no id of a hold; x402guard holds shows them")
+        raise ConfigError(f"hold: {hold!r:.60} is no id of a hold; a report shows them")
     found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
     if len(found) > 1:
         raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")

@@ -319,9 +319,14 @@ class Session(Charges, Endings):
 
         *tokens* gives it its own context; without, it shares this one's. *token_limit* is that of its own tokens, and
         ``refuse`` wherever this one refuses. *hosts*, *payees* and *tools* narrow what it may pay and use, further than
-        this one. Raises ``ConfigError`` naming the argument.
+        this one. Raises ``ConfigError`` naming the argument, also for *tokens* below a task whose planner has limited them.
         """
         check_name(name)
+        worker = self._worker()
+        if tokens is not None and worker is not None and worker.task and worker.task.request.token_budget is not None:
+            raise ConfigError(
+                "tokens: the token_budget of a task is for all of it, so a child shares it; leave tokens= out"
+            )
         reach = reach_of(self._context.policy, hosts, payees, tools)
         return self._nest(NodeKind.SESSION, name, budget, limited_tokens(tokens, token_limit, of=self.tokens), reach)
 
@@ -449,10 +454,15 @@ class Session(Charges, Endings):
     @override
     def _tripped_with_it(self) -> str:
         """Return what ``trip`` stops: the run; for a worker and what is inside it, the session of its task."""
+        worker = self._worker()
+        return run_of(self.id) if worker is None else worker.id
+
+    def _worker(self) -> Session | None:
+        """Return the session of the task that this one works for, if any."""
         session: Session | None = self
         while session is not None and session.task is None:
             session = session._parent
-        return run_of(self.id) if session is None else session.id
+        return session
 
     def nearest_open(self) -> Session:
         """Return this session, or the nearest around it that has not ended in this process."""

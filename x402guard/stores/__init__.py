@@ -9,7 +9,6 @@ from typing import Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.store import LedgerStore
-from x402guard.stores.file_errors import refuse_unless_kept
 from x402guard.stores.memory import MemoryStore
 
 __all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_exists", "ledger_path", "open_store"]
@@ -76,6 +75,8 @@ def ledger_exists(url: str) -> bool:
         return has_ledger(url)
     if url == "memory://":
         return False
+    from x402guard.stores.file_errors import refuse_unless_kept
+
     path = ledger_path(url)
     with _looking_at(path):
         refuse_unless_kept(path)

@@ -15,6 +15,7 @@ from x402guard import (
     SessionClosed,
     SessionTripped,
     TaskRequest,
+    TokenBudget,
     TokensExhausted,
 )
 
@@ -331,3 +332,20 @@ def test_the_report_shows_the_tree(planner, workers):
     assert [line[:6] for line in lines] == ["  plan", "  └ re", "    └ "]
     assert [line.split()[-4:-2] for line in lines[1:]] == [["1", "$0.10"], ["1", "$0.05"]]
     assert [line.split()[-1] for line in lines[1:]] == ["completed", "completed"]
+
+
+def test_no_child_of_a_worker_has_tokens_beside_those_of_its_task(books):
+    with books.guard().session("planner", budget="$1.00", tokens=5_000) as planner:
+        task, free = planner.delegate(asked(token_budget=1_000)), planner.delegate(asked(budget="$0.1"))
+        with books.guard().redeem(task.token) as worker:
+            for nest in (
+                worker,
+                worker.child("a", budget="$0.1"),
+                worker.child("b", budget="$0.1").child("c", budget="$0.1"),
+            ):
+                for tokens in (1_000, TokenBudget(10)):
+                    with pytest.raises(ConfigError, match="the token_budget of a task is for all of it"):
+                        nest.child("own", budget="$0.01", tokens=tokens)
+                assert nest.child("shares", budget="$0.01").tokens is worker.tokens
+        with books.guard().redeem(free.token) as worker:
+            assert worker.child("own", budget="$0.01", tokens=100).tokens.total == 100
