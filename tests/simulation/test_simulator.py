@@ -223,6 +223,13 @@ def test_a_busy_run_signs_a_payment_for_every_other_event():
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_background_checks_that_overlap_for_days_end_no_run():
+    """Three processes look at an endpoint on a dead fork; one of them always looks, so it was never quiet."""
+    done = play(Case(1731001329, flavour="busy"))
+    assert (done.violations, done.counts.steps < 200_000) == ([], True)
+
+
 def test_a_small_run_becomes_a_test_file(tmp_path):
     found, fails = fails_with({3})
     path = tmp_path / "test_kept.py"
