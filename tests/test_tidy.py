@@ -163,6 +163,22 @@ CORE = [
     "llm.flow",
     "tools.flow",
 ]
+POSSESSIVE = re.compile(r"\)[*+?]\+|\)\{[0-9,]+\}\+")
+
+
+def test_no_pattern_repeats_a_group_possessively():
+    """Before Python 3.11.5 such a group is gone back into, so that what had to be hidden was shown (gh-106052)."""
+
+    def look(_path, _text, tree):
+        texts = (
+            node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+        )
+        found = ((node.lineno, str(node.value)) for node in texts)
+        return [f"line {line}: {text:.60}" for line, text in found if POSSESSIVE.search(text) and "(" in text]
+
+    assert faults_of(SOURCES, look) == []
+
+
 SHELL = ["httpx", "httpx2", "web3", "eth_account", "sqlite3", "psycopg", "genai_prices"]
 
 

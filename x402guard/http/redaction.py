@@ -89,7 +89,8 @@ _HEADERS: Final = (
 _NAMES: Final = "|".join(_HEADERS)
 # A whole value in (nested) Python or JSON quotes; else everything up to the end of the line, real or escaped as \r\n.
 _QUOTED: Final = r"""b?(?P<quote>\\{0,8}["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)"""
-_TO_LINE_END: Final = r"""(?:[^\r\n\\]++|\\++(?![rn]))*+"""
+# Atomic groups, not possessive quantifiers: before Python 3.11.5 those go back into a group that is repeated (gh-106052).
+_TO_LINE_END: Final = r"""(?>(?:(?>[^\r\n\\]+)|(?>\\+)(?![rn]))*)"""
 _HEADER: Final = re.compile(
     rf"""(?P<name>(?:{_NAMES})\\*["']?\s*[,:=]\s*(?:value\s*[:=]\s*)?)(?:{_QUOTED}|{_TO_LINE_END})""", re.IGNORECASE
 )
@@ -104,7 +105,7 @@ _TARGET: Final = re.compile(rf"""(?:(?<=[\s'"?])|\A)([^\s'"?/]*/[^\s'"?]*)\?{_UR
 _BLOCK: Final = re.compile(r"(Encoded header block to|Decoding) .*", re.DOTALL)
 _RAW_BYTES: Final = re.compile(
     # No two of its ways match the same text, so that it never tries again; a record that was cut ends without a quote.
-    r"""b(?P<quote>["'])(?:\\[^x]|(?!(?P=quote))[^\\])*+\\x(?:\\.|(?!(?P=quote))[^\\])*+(?:(?P=quote)|\\?\Z)""",
+    r"""b(?P<quote>["'])(?>(?:\\[^x]|(?!(?P=quote))[^\\])*)\\x(?>(?:\\.|(?!(?P=quote))[^\\])*)(?:(?P=quote)|\\?\Z)""",
     re.DOTALL,
 )
 _MOST_CHARACTERS: Final = 65_536
