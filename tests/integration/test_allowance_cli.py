@@ -13,7 +13,7 @@ from x402guard import ConfigError, LocalSigner, Owner
 from x402guard.assets import Asset
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
 from x402guard.guard import settings
-from x402guard.guard.allowance import atomic_of
+from x402guard.guard.allowance import _terms, atomic_of
 from x402guard.money import dollars_to_nanos
 from x402guard.testing.contracts import PERMIT2, TOKEN
 from x402guard.x402.signer import AllowanceTerms
@@ -205,7 +205,7 @@ def test_a_node_that_names_a_fee_without_measure_gets_no_signature(shop, tmp_pat
     monkeypatch.setenv("X402GUARD_PRIVATE_KEY", shop.net.payer_key)
     monkeypatch.setattr(settings, "_READ_BEFORE", {})
     with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
-        with pytest.raises(ConfigError, match=r"fee of up to [0-9.]+ of the network's coin, more than 0\.05"):
+        with pytest.raises(ConfigError, match=r"fee of up to [0-9.]+ of the network's coin, more than [05.]+;"):
             owner.set_allowance("3.00")
     assert (sent, on_chain(shop)) == ([], before)
 
@@ -219,6 +219,36 @@ def test_a_revocation_that_the_chain_does_not_show_is_an_error(shop, run, tmp_pa
         return 5_000_000 if name == "allowance" else shown(self, contract, name, *rest)
 
     monkeypatch.setattr(JsonRpc, "view", old)
-    monkeypatch.setattr("x402guard.guard.allowance._SHOWN_S", 1)
     done = run("revoke", "--yes")
-    assert (done.returncode, "and the chain shows $5.00, not $0.00" in " ".join(done.stderr.split())) == (2, True)
+    assert (done.returncode, "and the node shows $5.00, not $0.00" in " ".join(done.stderr.split())) == (2, True)
+
+
+def test_a_node_that_limits_after_the_block_is_asked_again_and_told_with_the_transaction(shop, run, monkeypatch):
+    shown, asked = JsonRpc.view, []
+
+    def limits(self, contract, name, *rest):
+        if name == "allowance":
+            asked.append(name)
+            if 1 < len(asked) < limited:
+                raise ChainUnreadable("HTTP 429")
+        return shown(self, contract, name, *rest)
+
+    monkeypatch.setattr(JsonRpc, "view", limits)
+    limited = 5
+    assert run("grant", "2.00", "--yes").returncode == 0
+    asked.clear()
+    limited = 1_000
+    done = run("revoke", "--yes")
+    said = " ".join(done.stderr.split())
+    assert (done.returncode, "is in a block, and the node shows no allowance" in said) == (2, True), said
+
+
+def test_a_coin_that_is_worth_little_may_be_paid_in_a_larger_number():
+    class Node:
+        def call(self, method, *_):
+            return {"eth_getBlockByNumber": {"baseFeePerGas": hex(5 * 10**11)}}.get(method, hex(46_000))
+
+    polygon, ethereum = (Asset(f"eip155:{chain}", "0x" + "ab" * 20, "USDC", 6, "USDC", "2") for chain in (137, 1))
+    assert _terms(Node(), "0x" + "11" * 20, polygon, 0).gas == 55_200
+    with pytest.raises(ConfigError, match=r"more than 0\.05"):
+        _terms(Node(), "0x" + "11" * 20, ethereum, 0)

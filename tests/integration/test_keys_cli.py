@@ -10,7 +10,7 @@ from eth_account import Account
 from tests.support.command_line import forked, typed
 from tests.support.merchant import KEY, PAYER
 from tests.support.terminal import at_terminal
-from x402guard import ConfigError, LocalSigner
+from x402guard import ConfigError, Guard, LocalSigner
 from x402guard.cli.arguments import without_keys
 from x402guard.x402.signer import address_in
 
@@ -115,3 +115,19 @@ def test_a_library_that_gets_a_key_for_a_keystore_says_so_without_it():
         with pytest.raises(ConfigError, match="this is a private key, not the path of a file") as caught:
             read()
         assert LOST[:20] not in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["ledger", "keystore", "budget"])
+def test_a_key_in_the_settings_file_is_not_shown_once_more(tmp_path, setting):
+    (tmp_path / "x402guard.toml").write_text(f'{setting} = "0x{LOST}"\n')
+    for command in (["doctor"], ["sessions"], ["keys", "address"]):
+        done = typed(*command, cwd=tmp_path)
+        assert LOST[:20] not in done.stdout + done.stderr
+
+
+def test_a_library_that_gets_a_key_for_a_keystore_in_the_environment_says_so_without_it(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("X402GUARD_KEYSTORE", "0x" + LOST)
+    with pytest.raises(ConfigError, match="this is a private key, not the path of a file") as caught:
+        Guard.from_env()
+    assert LOST[:20] not in str(caught.value)

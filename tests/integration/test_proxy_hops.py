@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -311,4 +312,104 @@ def test_a_status_that_some_clients_follow_is_paid_at_one_hop(shop, proxied, sta
     shop.answers["/buy"] = once_paid(lambda line: line.send(named))
     hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
     assert asked(proxied, hop).json()["rule"] == "one_payment_per_request"
+    assert len(set(shop.nonces)) == 1
+
+
+@pytest.mark.parametrize("place", ["/b\\{n}", "/x?y=\\{n}", "/files\\a\\{n}"])
+def test_a_place_is_handed_out_without_a_backslash(shop, proxied, place):
+    """Browsers and fetch read it as a slash, so the hop would be another one for them: each could pay."""
+    for n in range(3):
+        answer = once_paid(lambda line, n=n: line.send(redirect(place.format(n=n + 1), paid=True)))
+        shop.answers[place.format(n=n)] = shop.answers[place.format(n=n).replace("\\", "%5C")] = answer
+    where = asked(proxied, shop.url + place.format(n=0)).headers["location"]
+    assert "\\" not in where
+    refused = asked(proxied, where.removeprefix("/").replace("%5C", "/"))  # as a client that reads it so asks for it
+    assert (refused.status_code, refused.json()["rule"]) == (402, "redirect")
+    refused = asked(proxied, where.removeprefix("/"))
+    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
+    assert len(set(shop.nonces)) == 1
+
+
+@pytest.mark.parametrize("paid", [True, False], ids=["paid", "free"])
+def test_no_backslash_leads_out_of_the_name_of_a_hop(shop, proxied, paid):
+    with Trickler() as evil:
+        place = "/x\\..\\..\\..\\..\\..\\" + evil.url.replace("//", "\\\\") + "\\sell"
+        answer = redirect(place, paid=paid)
+        shop.answers["/start"] = once_paid(lambda line: line.send(answer)) if paid else lambda line: line.send(answer)
+        assert "location" not in asked(proxied, f"{shop.url}/start").headers
+        assert evil.asked == []
+
+
+def test_below_the_name_of_a_hop_another_host_is_paid_nothing(shop, proxied):
+    with Trickler() as other:
+        hop = broken_download(shop, proxied)
+        name = hop.partition("http://")[0]
+        refused = asked(proxied, f"{name}{other.url}/sell", headers=SECRETS)
+        assert (refused.status_code, refused.json()["rule"], other.nonces) == (402, "redirect", [])
+        assert {other.asked[-1].header(each) for each in SECRETS} == {None}
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "DELETE", "POST"])
+def test_an_answer_to_another_method_is_not_what_was_paid_for(shop, proxied, method):
+    hop = broken_download(shop, proxied)
+    shop.answers["/files/download"] = lambda line: line.send(HEAD + b"content-length: 0\r\n\r\n")
+    assert asked(proxied, hop, method=method).status_code == 200
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert len(set(shop.nonces)) == 1
+
+
+def test_the_word_that_nothing_has_changed_is_not_what_was_paid_for(shop, proxied):
+    hop = broken_download(shop, proxied)
+    shop.answers["/files/download"] = lambda line: line.send(b"HTTP/1.1 304 Not Modified\r\n\r\n")
+    assert asked(proxied, hop, headers={"if-none-match": '"a"'}).status_code == 304
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert len(set(shop.nonces)) == 1
+
+
+def test_a_part_that_is_all_of_it_is_the_delivery(shop, proxied):
+    hop = broken_download(shop, proxied)
+    whole = b"HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-7/8\r\ncontent-length: 8\r\n\r\nall of i"
+    shop.answers["/files/download"] = lambda line: line.send(whole)
+    assert asked(proxied, hop, headers={"range": "bytes=0-"}).text == "all of i"
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
+    assert len(set(shop.nonces)) == 2, "it has come, so it is bought anew"
+
+
+def test_a_post_whose_result_is_fetched_by_get_has_come_with_it(shop, proxied):
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/result", paid=True)))
+    shop.answers["/result"] = lambda line: line.send(HEAD + b"content-length: 4\r\n\r\nsold")
+    for _ in range(2):
+        hop = asked(proxied, f"{shop.url}/buy", method="POST").headers["location"].removeprefix("/")
+        assert asked(proxied, hop).text == "sold"
+    assert len(set(shop.nonces)) == 2
+
+
+@pytest.mark.parametrize("how", ["head", "part"])
+def test_an_answer_is_judged_by_its_own_request_also_beside_another_one(shop, proxied, how):
+    """Two requests for one hop are the same call: the head comes while the whole is still under way, and breaks."""
+    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/files/download", paid=True)))
+    asked_for, goes_on = threading.Event(), threading.Event()
+
+    def goods(line):
+        if line.asked.header("x-whole") is not None:
+            asked_for.set()
+            goes_on.wait(20)
+            line.send(BROKEN)
+            return False
+        asked_for.wait(20)
+        part = b"HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-3/8\r\ncontent-length: 4\r\n\r\nall "
+        line.send(HEAD + b"content-length: 8\r\n\r\n" if how == "head" else part)
+        return None
+
+    shop.answers["/files/download"] = goods
+    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
+    given = {"method": "HEAD"} if how == "head" else {"headers": {"range": "bytes=0-3"}}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(asked, proxied, hop, **given)
+        whole = pool.submit(asked, proxied, hop, headers={"x-whole": "1"})
+        assert first.result(20).status_code in (200, 206)
+        goes_on.set()
+        with pytest.raises(httpx.RemoteProtocolError):
+            whole.result(20)
+    assert asked(proxied, f"{shop.url}/buy").status_code == 302
     assert len(set(shop.nonces)) == 1

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from x402guard.errors import ConfigError
+from x402guard.guard.settings import CONFIG, CONFIG_FILE
 from x402guard.money import Nanos, dollars_to_nanos
 from x402guard.views.words import json_text, printable
 
@@ -57,13 +58,15 @@ _KEY_DIGITS: Final = 64
 
 
 def without_keys(text: str) -> str:
-    """Return a text without what was typed, or set in the environment, and may be a private key in the wrong place."""
+    """Return a text without what was typed, or stands in a setting, and may be a private key in the wrong place."""
     settings = [value for name, value in os.environ.items() if name.startswith("X402GUARD")]
+    with suppress(OSError, ValueError):
+        settings.append(Path(os.environ.get(CONFIG) or CONFIG_FILE).read_text(encoding="utf-8"))
     given = [digits for typed in (*sys.argv[1:], *settings) for digits in _DIGITS.findall(typed)]
     keys = [digits for digits in given if len(digits) == _KEY_DIGITS]
 
     def shown(found: re.Match[str]) -> str:
-        return "[hidden]" if any(key.startswith(found[0]) for key in keys) else found[0]
+        return f"{found[0][:6]}…[hidden]" if any(key.startswith(found[0]) for key in keys) else found[0]
 
     return _DIGITS.sub(shown, text) if keys else text
 

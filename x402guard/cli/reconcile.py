@@ -35,8 +35,8 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
                 with working("asking the chains"):
                     found = owner.reconcile()
             except LedgerUnavailable as error:
-                if pause_s is None or error.retry != "later":
-                    raise  # one that was moved, or is of another version, comes back no more
+                if pause_s is None:
+                    raise
                 typer.echo(printable(f"{error}; the next run tries again"), err=True)
             else:
                 typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(map(printable, _lines(found))))

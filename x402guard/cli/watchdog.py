@@ -44,8 +44,8 @@ def watchdog(
                         told = f"tripped session {node.name!r} ({node.id}): {reason}"
                         typer.echo(json.dumps(values) if as_json else printable(told))
                 except LedgerUnavailable as error:
-                    if once or error.retry != "later":
-                        raise  # one that was moved, or is of another version, comes back no more
+                    if once:
+                        raise
                     typer.echo(printable(f"{error}; the next look tries again"), err=True)
                 if once:
                     return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -31,10 +32,14 @@ from x402guard.x402.signer import AllowanceTerms, LocalSigner
 _RECEIPT_S: Final = 120
 _POLL_S: Final = 0.2
 _TIP_WEI: Final = 10**9
-_MOST_FEE_WEI: Final = 5 * 10**16
-"""The most that one transaction may cost, in the network's own coin: 0.05 of it. A node says what it costs."""
+_MOST_FEE_WEI: Final = 5 * 10**18
+_MOST_ETHER_WEI: Final = 5 * 10**16
+"""The most that one transaction may cost, in the network's own coin: 5 of it, or 0.05 ether. A node says what it costs."""
 
-_SHOWN_S: Final = 10
+_IN_ETHER: Final = frozenset({1, 10, 130, 324, 480, 8453, 42161, 57073, 59144, 84532, 421614, 11155111, 11155420})
+"""The chains whose coin is ether, or worth about as much."""
+
+_SHOWN_S: Final = 5
 """How many seconds a node may show the allowance from before, after it has shown the transaction in a block."""
 
 
@@ -113,14 +118,16 @@ class Wallet(Struct, frozen=True):
             raise ConfigError(
                 f"allowance: {sent} is sent, and its block cannot be read: {error}; look at it later"
             ) from None
+        shown = "no allowance"
         for _ in range(int(_SHOWN_S / _POLL_S)):
-            if self._read(asset)[1] == atomic:
-                return replace(self.row(asset), transaction=sent)
+            with suppress(ConfigError):  # a node that limits answers the next one
+                if self._read(asset)[1] == atomic:
+                    return replace(self.row(asset), transaction=sent)
+                shown = f"${nanos_to_decimal(asset.value_nanos(self._read(asset)[1])):f}"
             pause(_POLL_S)
-        shown = nanos_to_decimal(asset.value_nanos(self._read(asset)[1]))
         raise ConfigError(
-            f"allowance: {sent} is in a block, and the chain shows ${shown:f}, not ${nanos_to_decimal(amount):f}; look "
-            "at it with another node, before you count on it"
+            f"allowance: {sent} is in a block, and the node shows {shown}, not ${nanos_to_decimal(amount):f}; look at it "
+            "with another node, before you count on it"
         )
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
@@ -193,10 +200,11 @@ def _terms(rpc: JsonRpc, payer: Address, asset: Asset, atomic: int) -> Allowance
         tip = _TIP_WEI
     nonce = quantity(rpc.call("eth_getTransactionCount", payer, "pending"))
     terms = replace(draft, account_nonce=nonce, gas=gas * 6 // 5, max_fee_wei=2 * base + tip, tip_wei=tip)
-    if terms.gas * terms.max_fee_wei > _MOST_FEE_WEI:
-        dear = nanos_to_decimal(Nanos(terms.gas * terms.max_fee_wei // 10**9))
+    most, fee = _MOST_ETHER_WEI if asset.chain_id in _IN_ETHER else _MOST_FEE_WEI, terms.gas * terms.max_fee_wei
+    if fee > most:
+        dear, limit = nanos_to_decimal(Nanos(fee // 10**9)), nanos_to_decimal(Nanos(most // 10**9))
         raise ConfigError(
-            f"allowance: the node asks for a fee of up to {dear:f} of the network's coin, more than 0.05; nothing is "
+            f"allowance: the node asks for a fee of up to {dear:f} of the network's coin, more than {limit:f}; nothing is "
             "signed: wait until it costs less, or name another node in chains"
         )
     return terms

@@ -323,7 +323,8 @@ class Session(Charges, Endings):
         """
         check_name(name)
         worker = self._worker()
-        if tokens is not None and worker is not None and worker.task and worker.task.request.token_budget is not None:
+        task = None if worker is None else worker.task
+        if task is not None and task.request.token_budget is not None and tokens not in (None, self.tokens):
             raise ConfigError(
                 "tokens: the token_budget of a task is for all of it, so a child shares it; leave tokens= out"
             )

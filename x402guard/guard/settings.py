@@ -34,7 +34,7 @@ from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.stores import DEFAULT_LEDGER
-from x402guard.x402.signer import LocalSigner, address_in
+from x402guard.x402.signer import LocalSigner, address_in, refuse_key
 
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
@@ -191,6 +191,7 @@ class Settings(BaseSettings):
             return None
         password = self.keystore_password
         if password is None:
+            refuse_key(self.keystore)
             raise ConfigError(f"keystore: {self.keystore} has a password; set {KEYSTORE_PASSWORD}")
         return LocalSigner.from_keystore(self.keystore, password=password.get_secret_value())
 

@@ -308,7 +308,7 @@ class Guarded:
                 note_end.is_followed = partial(is_followed, weakref.ref(response), response.history)
                 weakref.finalize(logical, note_end.forgotten)
         elif logical.follows is not None:
-            note_end = logical.arrived(response)
+            note_end = logical.arrived(exchange.outgoing.asked, response)
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt

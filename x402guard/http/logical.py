@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from x402guard.flow.address import address
 from x402guard.flow.receipt import Receipt
@@ -49,7 +52,7 @@ class LogicalRequest:
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
         self._hops = self._paid_hops = 0
-        self._paid_shape = (False, False)
+        self._paid_as = _Asked()
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
@@ -79,17 +82,8 @@ class LogicalRequest:
 
     def pays(self, hold_id: str) -> None:
         """Note that the payment *hold_id* goes with this hop."""
-        self.paid_by, self._paid_hops, self._paid_shape = hold_id, self._hops, self._shape()
-
-    def _shape(self) -> tuple[bool, bool]:
-        """Return (whether this hop asks for the head of an answer alone, whether it asks for a part of it)."""
         request = None if self._hop is None else self._hop()
-        return (False, False) if request is None else (request.method.upper() == "HEAD", "range" in request.headers)
-
-    def _is_part(self, response: httpx.Response) -> bool:
-        """True for an answer that brings less than what was paid for: its head alone, or a part that was asked for."""
-        (head, part), (paid_head, paid_part) = self._shape(), self._paid_shape
-        return (head and not paid_head) or (part and not paid_part and response.status_code == 206)
+        self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, _Asked.by(request)
 
     def answered(self, response: httpx.Response) -> None:
         """Note whether *response* ends the call or another hop follows."""
@@ -97,13 +91,15 @@ class LogicalRequest:
         self._failed = response.status_code >= 400
         self._done = not response.has_redirect_location and not self._challenged
 
-    def arrived(self, response: httpx.Response) -> AnswerEnding | None:
+    def arrived(self, request: httpx.Request, response: httpx.Response) -> AnswerEnding | None:
         """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
 
         Then it is lost, unless a next hop follows, or this one has brought a part of it.
         """
         follows, delivers = self.follows, succeeded(response.status_code)
-        if follows is None or (delivers and not response.has_redirect_location and not self._is_part(response)):
+        if follows is None or (
+            delivers and not response.has_redirect_location and self._paid_as.is_all(request, response)
+        ):
             self.follows, self._arrives = None, follows
             return follows
         (follows.waits if delivers else follows.lost)()
@@ -115,7 +111,7 @@ class LogicalRequest:
             return self
         again = LogicalRequest(self.origin)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
-        again._paid_shape = self._paid_shape
+        again._paid_as = self._paid_as
         was_lost = self._arrives is not None and self._arrives.was_lost
         follows = self._arrives if was_lost else self.follows
         again.follows = None if follows is None or follows.has_come else follows
@@ -137,6 +133,41 @@ class LogicalRequest:
         for each in (self.follows, self._arrives):
             if each is not None:
                 each.dropped()
+
+
+class _Asked(Struct, frozen=True):
+    """How the paid request has asked: its method, and whether for a part, or only for what has changed."""
+
+    method: str = "GET"
+    part: bool = False
+    changed: bool = False
+
+    @classmethod
+    def by(cls, request: httpx.Request | None) -> _Asked:
+        """Return how *request* asks."""
+        if request is None:
+            return cls()
+        lines = request.headers
+        return cls(request.method.upper(), "range" in lines, "if-none-match" in lines or "if-modified-since" in lines)
+
+    def is_all(self, request: httpx.Request, response: httpx.Response) -> bool:
+        """True unless *request*, a hop behind the payment, gets less than what was paid for.
+
+        That is what another method gets (a redirect may make a GET of any), a part that was not asked for with the
+        payment, and the word that nothing has changed.
+        """
+        hop = _Asked.by(request)
+        if hop.method not in (self.method, "GET"):
+            return False
+        if response.status_code == 304:
+            return self.changed
+        whole = _WHOLE.fullmatch(response.headers.get("content-range", "").strip())
+        is_whole = whole is not None and int(whole[1]) + 1 == int(whole[2])
+        return not (hop.part and not self.part and response.status_code == 206) or is_whole
+
+
+_WHOLE: Final = re.compile(r"bytes 0-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
+"""The Content-Range of a part; it is the whole if its last byte is the last of all."""
 
 
 def break_off(request: httpx.Request) -> None:

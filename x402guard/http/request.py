@@ -314,6 +314,11 @@ class OutgoingRequest:
         self._leaving: Leaving | None = None
         self.stock = stock
 
+    @property
+    def asked(self) -> httpx.Request:
+        """The caller's own request."""
+        return self._request
+
     def copy(self, effect: Send) -> httpx.Request:
         """Return the request to send: the headers of *effect* replace those of the same name, its body the request's own.
 

@@ -21,27 +21,32 @@ _AT_ONCE_S: Final = 10.0
 _MOST: Final = 1_000
 
 
-class Hop(Struct, frozen=True):
+class Hop(Struct):
     """The hop that follows a redirect.
 
     Attributes:
         call: the call of which it is the next hop; None if that is not known any more.
         crosses: a redirect of its call has led to another host: what its client sends along was meant for the first one.
-        place: the URL to which the redirect leads, see ``place_of``.
+        place: the URL to which the redirect leads, see ``place_of``; door: its host and port.
+        was_asked: its client has asked for just that place.
     """
 
     call: LogicalRequest | None
     crosses: bool
     place: str = ""
+    door: str = ""
+    was_asked: bool = False
 
-    def asked_at(self, url: str) -> Hop | None:
-        """Return the hop of a request for *url* by this name; None for a request of its own.
+    def asked_at(self, url: str, door: str) -> Hop | None:
+        """Return the hop of a request for *url* at a *door* by this name; None for a request of its own.
 
-        Whatever is relative to the page that the redirect has led to has its name as well, and is not that hop.
+        Whatever is relative to the page that the redirect has led to has its name as well, and is not that hop. The seller
+        has chosen the place: a client that reads it as another one than this does is paid nothing there.
         """
         if self.place == place_of(url):
+            self.was_asked = True
             return self
-        return _UNKNOWN if self.crosses else None
+        return None if self.was_asked and not self.crosses and door == self.door else _UNKNOWN
 
 
 def place_of(url: str) -> str:

@@ -207,7 +207,7 @@ class Proxy:
         url = _url(found.url)
         if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
-        hop = None if hop is None else hop.asked_at(str(url))
+        hop = None if hop is None else hop.asked_at(str(url), door_of(address_of(url).origin))
         crosses = hop is not None and hop.crosses
         lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
@@ -286,7 +286,8 @@ class Proxy:
         where, leads = response.headers.get("location"), False
         if where is not None:
             with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
-                named = request.url.join(where)
+                # Some clients read a backslash as a slash, and climb out of the name of the hop.
+                named = httpx.URL(str(request.url.join(where)).replace("\\", "%5C"))
                 leads = named.scheme in ("http", "https") and address_of(named).plain and not climbs(named.raw_path)
                 if leads:
                     lines.append((b"location", self._led(accepted, request, response, named).encode("ascii")))
@@ -310,7 +311,7 @@ class Proxy:
         call = logical if isinstance(logical, LogicalRequest) else None
         doors = door_of(address_of(request.url).origin), door_of(address_of(named).origin)
         in_the_clear = request.url.scheme == "https" and named.scheme == "http"
-        hop = Hop(call, accepted.crosses or in_the_clear or doors[0] != doors[1], place_of(str(named)))
+        hop = Hop(call, accepted.crosses or in_the_clear or doors[0] != doors[1], place_of(str(named)), doors[1])
         pays = call is not None and call.paid_by is not None
         if not (pays or hop.crosses):
             return path  # what follows is as good as a request of its own

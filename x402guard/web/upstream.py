@@ -113,9 +113,10 @@ def _is_dots(segment: str) -> bool:
 
 
 def climbs(raw_path: bytes) -> bool:
-    """True if a path has a segment of dots that is written with escapes: some clients read it as the one above, some not."""
+    """True if a path has dots between escapes or backslashes: some clients read them as the segment above, some not."""
     path = raw_path.partition(b"?")[0].decode("ascii", "replace")
-    return any(part not in (".", "..") and unquote(part) in (".", "..") for part in path.split("/"))
+    odd = [part for part in path.split("/") if part not in (".", "..")]
+    return any(_is_dots(each) for part in odd for each in unquote(part).split("\\"))
 
 
 def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:

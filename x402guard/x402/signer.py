@@ -87,7 +87,7 @@ class LocalSigner:
 
         Raises ``ConfigError`` for a file that cannot be read, another format, and a wrong password.
         """
-        _refuse_key(path)
+        refuse_key(path)
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -205,7 +205,7 @@ def _is_signer(given: object) -> TypeGuard[Signer]:
     return hasattr(given, "sign") and hasattr(given, "bind") and hasattr(given, "address")
 
 
-def _refuse_key(path: Path | str) -> None:
+def refuse_key(path: Path | str) -> None:
     """Raise ``ConfigError`` for a private key in place of the path of a file: no error shows it."""
     if not isinstance(parse_key(str(path)), str):
         raise ConfigError(
@@ -215,7 +215,7 @@ def _refuse_key(path: Path | str) -> None:
 
 def address_in(keystore: Path) -> Address:
     """Return the address that a keystore file names. Raises ``ConfigError`` for a file that names none."""
-    _refuse_key(keystore)
+    refuse_key(keystore)
     try:
         return keystore_address(keystore.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -346,6 +346,7 @@ def test_no_child_of_a_worker_has_tokens_beside_those_of_its_task(books):
                 for tokens in (1_000, TokenBudget(10)):
                     with pytest.raises(ConfigError, match="the token_budget of a task is for all of it"):
                         nest.child("own", budget="$0.01", tokens=tokens)
-                assert nest.child("shares", budget="$0.01").tokens is worker.tokens
+                for tokens in (None, worker.tokens):
+                    assert nest.child("shares", budget="$0.01", tokens=tokens).tokens is worker.tokens
         with books.guard().redeem(free.token) as worker:
             assert worker.child("own", budget="$0.01", tokens=100).tokens.total == 100
