@@ -69,10 +69,14 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,mcp,postgres,test,lint,docs]'
 	@touch $(READY)
 
+# npm leaves out what asks for a newer Node than the machine's (Debian 12 has 18), and so anvil, a program that needs none.
+FORCED := npm install --no-save --force --ignore-scripts --no-audit --no-fund --loglevel=error
+PROGRAM := node -p "'@foundry-rs/anvil-' + process.platform + '-' + process.arch.replace('x64', 'amd64') + '@' + require('./package.json').devDependencies['@foundry-rs/anvil']"
 # %: the folder of the packages. Each lock holds the hashes.
 tests/%/node_modules/.ready: tests/%/package.json tests/%/package-lock.json
 	@if ! command -v npm >/dev/null; then echo "npm is not installed: tests on $* are skipped, unless it is on the PATH."; \
-	elif (cd tests/$* && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error); then touch $@; \
+	elif (cd tests/$* && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error \
+		&& { test $* != anvil || ls node_modules/@foundry-rs/anvil-*/bin >/dev/null 2>&1 || $(FORCED) $$($(PROGRAM)); }); then touch $@; \
 	else echo "npm could not install $* (see above): tests on it are skipped, unless it is on the PATH."; fi
 
 clean:

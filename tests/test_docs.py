@@ -259,7 +259,7 @@ def test_the_session_in_a_terminal_prints_what_the_page_says(tmp_path):
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-    env = kept | {"PATH": path, "COLUMNS": "110"}
+    env = kept | {"PATH": path, "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}  # as at a terminal
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100
     )
