@@ -240,7 +240,7 @@ def test_a_node_that_limits_after_the_block_is_asked_again_and_told_with_the_tra
     limited = 1_000
     done = run("revoke", "--yes")
     said = " ".join(done.stderr.split())
-    assert (done.returncode, "is in a block, and the node shows no allowance" in said) == (2, True), said
+    assert (done.returncode, "is in a block, and the node does not show the allowance;" in said) == (2, True), said
 
 
 def test_a_coin_that_is_worth_little_may_be_paid_in_a_larger_number():

@@ -118,16 +118,16 @@ class Wallet(Struct, frozen=True):
             raise ConfigError(
                 f"allowance: {sent} is sent, and its block cannot be read: {error}; look at it later"
             ) from None
-        shown = "no allowance"
+        found = "does not show the allowance"
         for _ in range(int(_SHOWN_S / _POLL_S)):
-            with suppress(ConfigError):  # a node that limits answers the next one
-                if self._read(asset)[1] == atomic:
+            with suppress(ConfigError):  # a node that limits may answer the next question
+                _, shown = self._read(asset)
+                if shown == atomic:
                     return replace(self.row(asset), transaction=sent)
-                shown = f"${nanos_to_decimal(asset.value_nanos(self._read(asset)[1])):f}"
+                found = f"shows ${nanos_to_decimal(asset.value_nanos(shown)):f}, not ${nanos_to_decimal(amount):f}"
             pause(_POLL_S)
         raise ConfigError(
-            f"allowance: {sent} is in a block, and the node shows {shown}, not ${nanos_to_decimal(amount):f}; look at it "
-            "with another node, before you count on it"
+            f"allowance: {sent} is in a block, and the node {found}; look at it with another node, before you count on it"
         )
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
