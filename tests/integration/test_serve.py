@@ -36,7 +36,7 @@ class Served:
             cwd=folder,
             env=environment,
         )
-        self.said = ""
+        self.said, self.is_ending = "", False
         while "Ctrl-C ends it." not in self.said:
             line = self.process.stdout.readline()
             assert line, self.said
@@ -47,8 +47,14 @@ class Served:
     def __enter__(self):
         return self
 
+    def end(self):
+        """Press Ctrl-C once: a second one would meet an interpreter that is ending already."""
+        if not self.is_ending:
+            self.is_ending = True
+            self.process.send_signal(signal.SIGINT)
+
     def __exit__(self, *_):
-        self.process.send_signal(signal.SIGINT)
+        self.end()
         said, errors = self.process.communicate(timeout=20)
         assert "Traceback" not in (said or "") + (errors or "")
         assert self.process.returncode in (0, -signal.SIGINT)
@@ -288,7 +294,7 @@ def test_old_figures_are_told(tmp_path):
             page = chromium.new_page()
             page.goto(server.url)
             page.locator("#link", has_text="UTC").wait_for()
-            server.process.send_signal(signal.SIGINT)
+            server.end()
             page.get_by_text("These figures are old.").wait_for()
 
 
