@@ -10,18 +10,13 @@ import httpx
 import pytest
 
 from tests.support import proxy
-from tests.support.merchant import b64, receipt
 from tests.support.proxy import KEY, Proxied, asked, books, connected, curl
+from tests.support.proxy_hops import BROKEN, broken_download, redirect
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard.web.hops import PREFIX, Hop, Hops
 
 pytestmark = pytest.mark.chain
 proxied, shop = proxy.proxied, proxy.shop
-
-
-def redirect(where, *, paid=False):
-    shown = f"PAYMENT-RESPONSE: {b64(receipt())}\r\n" if paid else ""
-    return f"HTTP/1.1 302 Found\r\nlocation: {where}\r\n{shown}content-length: 0\r\n\r\n".encode()
 
 
 @pytest.fixture
@@ -227,19 +222,6 @@ def test_a_strangers_redirect_changes_nothing_of_what_a_caller_asks_for_itself(t
         assert shop.asked[-1].header("authorization") is None, "the owner's key is not for a stranger's redirect"
 
 
-BROKEN = HEAD + CHUNKED + b"4\r\nhalf\r\n"
-
-
-def broken_download(shop, proxied):
-    """The place of a download that was paid for and broke behind its redirect, as its caller sees it."""
-    shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/files/download", paid=True)))
-    shop.answers["/files/download"] = lambda line: line.send(BROKEN) or False
-    hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
-    with pytest.raises(httpx.RemoteProtocolError):
-        asked(proxied, hop)
-    return hop
-
-
 @pytest.mark.parametrize("beside", ["SHA256SUMS", "download?part=2", "./"])
 def test_a_page_beside_the_place_of_a_redirect_is_a_request_of_its_own(shop, proxied, beside):
     """A client joins what the page says to the URL that it sees, which has the name of the hop."""
@@ -324,7 +306,7 @@ def test_a_place_is_handed_out_without_a_backslash(shop, proxied, place):
     where = asked(proxied, shop.url + place.format(n=0)).headers["location"]
     assert "\\" not in where
     refused = asked(proxied, where.removeprefix("/").replace("%5C", "/"))  # as a client that reads it so asks for it
-    assert (refused.status_code, refused.json()["rule"]) == (402, "redirect")
+    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
     refused = asked(proxied, where.removeprefix("/"))
     assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
     assert len(set(shop.nonces)) == 1
@@ -345,7 +327,7 @@ def test_below_the_name_of_a_hop_another_host_is_paid_nothing(shop, proxied):
         hop = broken_download(shop, proxied)
         name = hop.partition("http://")[0]
         refused = asked(proxied, f"{name}{other.url}/sell", headers=SECRETS)
-        assert (refused.status_code, refused.json()["rule"], other.nonces) == (402, "redirect", [])
+        assert (refused.status_code, refused.json()["rule"], other.nonces) == (402, "one_payment_per_request", [])
         assert {other.asked[-1].header(each) for each in SECRETS} == {None}
 
 

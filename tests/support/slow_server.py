@@ -35,6 +35,7 @@ class Asked:
     nonce: str | None
     body: bytes
     headers: dict
+    method: str
 
     def header(self, name):
         return self.headers.get(name)
@@ -161,7 +162,8 @@ def _read(connection):
     header = re.search(rb"(?:payment-signature|x-payment): *(\S+)", head, re.IGNORECASE)
     nonce = unb64(header[1])["payload"]["authorization"]["nonce"] if header else None
     lines = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:])
-    return Asked(head.split(b" ")[1].decode(), nonce, body, {name.lower(): value for name, _, value in lines})
+    method, path, _ = head.split(b" ", 2)
+    return Asked(path.decode(), nonce, body, {name.lower(): value for name, _, value in lines}, method.decode())
 
 
 def once_paid(answer):

@@ -52,7 +52,7 @@ class LogicalRequest:
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
         self._hops = self._paid_hops = 0
-        self._paid_as = _Asked()
+        self._paid_as, self._may_be_get = _Asked(), False
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
@@ -84,12 +84,14 @@ class LogicalRequest:
         """Note that the payment *hold_id* goes with this hop."""
         request = None if self._hop is None else self._hop()
         self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, _Asked.by(request)
+        self._may_be_get = False
 
     def answered(self, response: httpx.Response) -> None:
         """Note whether *response* ends the call or another hop follows."""
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
         self._failed = response.status_code >= 400
         self._done = not response.has_redirect_location and not self._challenged
+        self._may_be_get |= response.has_redirect_location and response.status_code not in _KEEPS_METHOD
 
     def arrived(self, request: httpx.Request, response: httpx.Response) -> AnswerEnding | None:
         """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
@@ -97,13 +99,32 @@ class LogicalRequest:
         Then it is lost, unless a next hop follows, or this one has brought a part of it.
         """
         follows, delivers = self.follows, succeeded(response.status_code)
-        if follows is None or (
-            delivers and not response.has_redirect_location and self._paid_as.is_all(request, response)
-        ):
+        if follows is None or (delivers and not response.has_redirect_location and self._is_all(request, response)):
             self.follows, self._arrives = None, follows
             return follows
         (follows.waits if delivers else follows.lost)()
         return None
+
+    def _is_all(self, request: httpx.Request, response: httpx.Response) -> bool:
+        """True unless *request*, a hop behind the payment, gets less than what was paid for.
+
+        That is what another method gets (some redirects make a GET of any), a part that was not asked for with the
+        payment, and the word that nothing has changed.
+        """
+        method, paid_as = request.method.upper(), self._paid_as
+        if method != paid_as.method and not (method == "GET" and self._may_be_get):
+            return False
+        if response.status_code == 304:
+            return paid_as.changed
+        whole = _WHOLE.fullmatch(response.headers.get("content-range", "").strip())
+        is_whole = whole is not None and int(whole[1]) + 1 == int(whole[2])
+        return response.status_code != 206 or paid_as.part or is_whole
+
+    def beside(self) -> LogicalRequest:
+        """Return the call of a request that is none of its hops: it pays nothing once this one has, and delivers nothing."""
+        other = LogicalRequest(self.origin)
+        other.paid_by, other.is_resent = self.paid_by, True
+        return other
 
     def resumed(self) -> LogicalRequest:
         """Return the call for a hop that is asked for, maybe again: it pays at one hop, and what it has paid for may come."""
@@ -111,7 +132,7 @@ class LogicalRequest:
             return self
         again = LogicalRequest(self.origin)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
-        again._paid_as = self._paid_as
+        again._paid_as, again._may_be_get = self._paid_as, self._may_be_get
         was_lost = self._arrives is not None and self._arrives.was_lost
         follows = self._arrives if was_lost else self.follows
         again.follows = None if follows is None or follows.has_come else follows
@@ -150,21 +171,9 @@ class _Asked(Struct, frozen=True):
         lines = request.headers
         return cls(request.method.upper(), "range" in lines, "if-none-match" in lines or "if-modified-since" in lines)
 
-    def is_all(self, request: httpx.Request, response: httpx.Response) -> bool:
-        """True unless *request*, a hop behind the payment, gets less than what was paid for.
 
-        That is what another method gets (a redirect may make a GET of any), a part that was not asked for with the
-        payment, and the word that nothing has changed.
-        """
-        hop = _Asked.by(request)
-        if hop.method not in (self.method, "GET"):
-            return False
-        if response.status_code == 304:
-            return self.changed
-        whole = _WHOLE.fullmatch(response.headers.get("content-range", "").strip())
-        is_whole = whole is not None and int(whole[1]) + 1 == int(whole[2])
-        return not (hop.part and not self.part and response.status_code == 206) or is_whole
-
+_KEEPS_METHOD: Final = frozenset({307, 308})
+"""The redirects that are followed with the method of the request (RFC 9110, 15.4.8 and 15.4.9)."""
 
 _WHOLE: Final = re.compile(r"bytes 0-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
 """The Content-Range of a part; it is the whole if its last byte is the last of all."""

@@ -5,6 +5,7 @@ So each redirect leads to a path with a name of its own, by which the request th
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -46,13 +47,26 @@ class Hop(Struct):
         if self.place == place_of(url):
             self.was_asked = True
             return self
-        return None if self.was_asked and not self.crosses and door == self.door else _UNKNOWN
+        if self.was_asked and not self.crosses and door == self.door:
+            return None
+        return Hop(None if self.call is None else self.call.beside(), crosses=True)
 
 
 def place_of(url: str) -> str:
-    """Return a URL as places are compared: clients escape it in different ways, and keep its fragment for themselves."""
-    return unquote(url.partition("#")[0])
+    """Return a URL as places are compared: clients escape it in different ways, and keep its fragment for themselves.
 
+    They keep an escaped delimiter, which is none (RFC 3986, 2.2): the place with a plain one is another one.
+    """
+    path, mark, query = url.partition("#")[0].partition("?")
+    return f"{_unescaped(path, _PATH_DELIMITER)}{mark}{_unescaped(query, _QUERY_DELIMITER)}"
+
+
+def _unescaped(text: str, delimiter: re.Pattern[str]) -> str:
+    return unquote(delimiter.sub(lambda found: f"%25{found[1].upper()}", text))
+
+
+_QUERY_DELIMITER: Final = re.compile("%(2[356B]|3[BD])", re.IGNORECASE)  # of # % & + ; =
+_PATH_DELIMITER: Final = re.compile("%(2[356BF]|3[BDF])", re.IGNORECASE)  # and of / ?
 
 _UNKNOWN: Final = Hop(None, crosses=True)
 

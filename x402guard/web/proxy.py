@@ -87,13 +87,20 @@ class _Accepted(Struct, frozen=True):
     headers: list[tuple[bytes, bytes]]
     extensions: dict[str, Any]
     upstream: Upstream | None
-    crosses: bool
+    hop: Hop | None
 
     def request(self, body: bytes) -> httpx.Request:
-        """Return the request that is sent."""
-        return httpx.Request(
-            self.method, self.url, headers=self.headers, content=body or None, extensions=self.extensions
-        )
+        """Return the request that is sent, at once: the call of its hop may end while its body is on the way."""
+        extensions = self.extensions
+        if self.hop is not None:
+            call = _REDIRECTED() if self.hop.call is None else self.hop.call.resumed()
+            extensions = {**extensions, LOGICAL: call}
+        return httpx.Request(self.method, self.url, headers=self.headers, content=body or None, extensions=extensions)
+
+    @property
+    def crosses(self) -> bool:
+        """True for a hop of a call that a redirect has led to another host."""
+        return self.hop is not None and self.hop.crosses
 
 
 class Proxy:
@@ -208,12 +215,10 @@ class Proxy:
         if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
         hop = None if hop is None else hop.asked_at(str(url), door_of(address_of(url).origin))
-        crosses = hop is not None and hop.crosses
-        lines = self._lines(headers.raw, found, str(url), without=_MEANT_FOR_ONE if crosses else frozenset())
+        without = _MEANT_FOR_ONE if hop is not None and hop.crosses else frozenset()
+        lines = self._lines(headers.raw, found, str(url), without=without)
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
-        if hop is not None:
-            extensions[LOGICAL] = _REDIRECTED() if hop.call is None else hop.call.resumed()
-        return _Accepted(transport, request.method, url, lines, extensions, found.upstream, crosses)
+        return _Accepted(transport, request.method, url, lines, extensions, found.upstream, hop)
 
     def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
         """Return what pays for a caller. Raises ``_Refused``."""
