@@ -11,9 +11,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from x402guard.adapters.a2a_client import GuardedA2AClient
-from x402guard.adapters.mcp_client import GuardedMCPSession
-from x402guard.adapters.official_sdk import GuardedSigner
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import (
@@ -49,9 +46,7 @@ from x402guard.guard.in_context import reversible, tool
 from x402guard.guard.install import install, uninstall
 from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
-from x402guard.guard.owner import Owner
 from x402guard.guard.session import Session, current_session
-from x402guard.guard.signed_report import Anchor, ReportKey, SignedReport, verify_anchor, verify_report
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.actions import Action
@@ -76,14 +71,19 @@ from x402guard.policy import (
     Velocity,
 )
 from x402guard.tools import CharsPerToken, TokenBudget
-from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 from x402guard.x402.signer import LocalSigner
 
 if TYPE_CHECKING:
+    from x402guard.adapters.a2a_client import GuardedA2AClient
+    from x402guard.adapters.mcp_client import GuardedMCPSession
+    from x402guard.adapters.official_sdk import GuardedSigner
     from x402guard.delegation.handles import Delegated, Task
     from x402guard.delegation.messages import TaskRequest, TaskResult
+    from x402guard.guard.owner import Owner
+    from x402guard.guard.signed_report import Anchor, ReportKey, SignedReport, verify_anchor, verify_report
+    from x402guard.views.report import Report
 
 __version__ = "0.1.0"
 
@@ -172,13 +172,26 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "adapters.a2a_client": {"GuardedA2AClient"},
+    "adapters.mcp_client": {"GuardedMCPSession"},
+    "adapters.official_sdk": {"GuardedSigner"},
+    "delegation.handles": {"Delegated", "Task"},
+    "delegation.messages": {"TaskRequest", "TaskResult"},
+    "guard.owner": {"Owner"},
+    "guard.signed_report": {"Anchor", "ReportKey", "SignedReport", "verify_anchor", "verify_report"},
+    "views.report": {"Report"},
+}
+"""What an agent that pays over httpx does not need loads at its first use: the module of each, and its names."""
+
+
 def __getattr__(name: str) -> Any:
-    """Load what needs pydantic or httpx2 at its first use: a program without it does not pay for it."""
+    """Load what most programs do not need, or what needs pydantic or httpx2, at its first use."""
     from importlib import import_module
 
     if name == "httpx2":
         return import_module("x402guard.httpx2")
-    where = {"Delegated": "handles", "Task": "handles", "TaskRequest": "messages", "TaskResult": "messages"}.get(name)
-    if where is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"x402guard.delegation.{where}"), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"x402guard.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

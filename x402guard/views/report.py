@@ -25,7 +25,6 @@ from x402guard.views.build import bound_of, build_view, last_short, tokens_used
 from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.views.groups import ended_by
 from x402guard.views.model import VIEW_SCHEMA, View
-from x402guard.views.page import page
 from x402guard.views.remarks import shadow_of
 from x402guard.views.taken import Period, exposed_until
 from x402guard.views.text import render
@@ -128,6 +127,8 @@ class Report:
         """
         if self.view is None:
             return f"<!doctype html><title>x402guard</title><pre>{escape(self.to_json())}</pre>"
+        from x402guard.views.page import page
+
         return page(self.view, links=links, csv=csv)
 
     def _repr_html_(self) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, tzinfo
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from x402guard.assets import V1_NAMES, resolve_network
 from x402guard.evm import is_transaction
 from x402guard.money import format_dollars, nanos_to_decimal
-from x402guard.views.model import Call, Out, Stop, View
+
+if TYPE_CHECKING:
+    from x402guard.views.model import Call, Out, Stop, View
 
 HELP: Final = {
     "proven": "payments, by a transaction on chain",
