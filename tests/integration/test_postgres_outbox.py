@@ -103,6 +103,38 @@ def test_two_ended_processes_are_entered_each_and_the_wallet_is_tripped_once(url
     assert books_of(url)[0] == OPEN
 
 
+@pytest.mark.parametrize("writes", [False, True], ids=["idle", "has written"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_who_has_taken_two_files_over_finds_out_what_is_lost_of_each(url, lost, writes):
+    """All of them were there as it opened. The server that takes over then has those of one process alone."""
+    ends = [begun(url, "closed"), begun(url, "answered")][:: 1 if lost else -1]
+    ended(ends[0])
+    postgres.keep_copy(url)
+    ended(ends[1])
+    said = []
+    with suppress(LedgerUnavailable), make_guard(url) as guard:  # which closes a session that is lost
+        if writes:
+            with guard.session("before", budget="$0.01", id="before") as session:
+                session.charge("search", "$0.01")
+        postgres.lose_since(url)
+        try:
+            with guard.session("n", budget="$1.00") as session:
+                session.charge("search", "$0.05")
+        except LedgerUnavailable as error:
+            said.append(str(error))
+    assert len(said) == 1, "it is refused"
+    assert books_of(url)[0] == TRIPPED
+
+
+def test_a_clock_that_is_set_right_after_a_process_began_makes_nothing_old(url):
+    process = begun(url, "answered", clock_behind_h=7)
+    postgres.keep_copy(url)
+    ended(process)
+    postgres.lose_since(url)
+    opens_a_guard(url)
+    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+
+
 def test_a_retry_presents_the_lost_payment_again(url):
     """The second process asks for the same thing; its payment is the one that was signed before."""
     [nonce] = ends_and_is_lost(url, "sent")

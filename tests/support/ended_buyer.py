@@ -1,6 +1,7 @@
 """A process on one machine of a fleet that books, and ends at a stage of a payment.
 
-Arguments: ledger URL, the stage at which it ends, how it ends (``kill``, ``exit`` or ``close``). Before the first payment
+Arguments: ledger URL, the stage at which it ends, how it ends (``kill``, ``exit`` or ``close``), by how many hours its
+clock is behind at first. Before the first payment
 it prints ``ready`` and waits for a line. It prints the nonce that the seller received. At the stage ``unwritten`` it waits
 for another line before the seller answers, and then has a bill of $0.60 for a call that held $0.10.
 """
@@ -23,15 +24,16 @@ from x402guard.flow.drivers import run, transact_now
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Evidence, HoldKind
 from x402guard.ledger.view import Scope
+from x402guard.stores import views
 
 STAGES = ("authorized", "sent", "answered", "closed")
 REPOSITORY = Path(__file__).parents[2]
 
 
-def begun(url, stage, how="kill", **environment):
-    """A process that has booked $0.05, and waits."""
+def begun(url, stage, how="kill", clock_behind_h=0, **environment):
+    """A process that has booked $0.05, and waits. Its machine's clock is set right after that."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ended_buyer", url, stage, how],
+        [sys.executable, "-m", "tests.support.ended_buyer", url, stage, how, f"{clock_behind_h}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -80,7 +82,10 @@ FOLLOWS = [opens_a_guard, runs_a_command, opens_as_owner]
 """Who comes next on the machine of a process that has ended."""
 
 
-def main(ledger: str, stage: str, how: str) -> None:
+def main(ledger: str, stage: str, how: str, clock_behind_h: str) -> None:
+    behind_ms, clock_ms = [int(clock_behind_h) * 3_600_000], views._system_clock_ms
+    views._system_clock_ms = lambda: clock_ms() - behind_ms[0]
+
     def end(*_) -> None:
         sys.stdout.flush()
         if how == "kill":
@@ -102,6 +107,7 @@ def main(ledger: str, stage: str, how: str) -> None:
     ):
         session.charge("early", "$0.05")
         call = begin_call(guard) if stage == "unwritten" else None
+        behind_ms[0] = 0
         print("ready", flush=True)
         sys.stdin.readline()
         session.charge("late", "$0.30")

@@ -40,8 +40,18 @@ def _names() -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _zone(tz: str) -> dt.tzinfo:
-    return dt.UTC if tz == _UTC else zoneinfo.ZoneInfo(tz)
+def zone(tz: str) -> dt.tzinfo:
+    """Return a time zone by the rules of the package tzdata. Raises ``ValueError`` for a name that it does not have.
+
+    The files of a system are as old as its image: two machines would begin the same day at two times, and each would
+    give its budget out.
+    """
+    if tz == _UTC:
+        return dt.UTC
+    if tz not in _names():
+        raise ValueError(f"{tz!r:.80} is no time zone of tzdata")
+    with files("tzdata").joinpath("zoneinfo", *tz.split("/")).open("rb") as rules:
+        return zoneinfo.ZoneInfo.from_file(rules, key=tz)
 
 
 def window_start_ms(window: Window, now_ms: int) -> int:
@@ -58,14 +68,18 @@ def window_end_ms(window: Window, now_ms: int) -> int:
 
 
 def _first_day(window: Window, now_ms: int) -> dt.date:
-    day = dt.datetime.fromtimestamp(now_ms // 1000, _zone(window.tz)).date()
+    day = dt.datetime.fromtimestamp(now_ms // 1000, zone(window.tz)).date()
     if window.per == "week":
         return day - dt.timedelta(days=day.weekday())
     return day.replace(day=1) if window.per == "month" else day
 
 
 def _midnight_ms(day: dt.date, window: Window) -> int:
-    return int(dt.datetime.combine(day, dt.time(), _zone(window.tz)).timestamp()) * 1000
+    return int(dt.datetime.combine(day, dt.time(), zone(window.tz)).timestamp()) * 1000
+
+
+_APART_MS: Final = 12 * 3_600_000
+"""Two starts of windows are further apart than this: nearer ones are one midnight, by two versions of tzdata."""
 
 
 def rolled(node: Node, now_ms: int) -> Node:
@@ -73,6 +87,6 @@ def rolled(node: Node, now_ms: int) -> Node:
     if node.window is None:
         return node
     start_ms = window_start_ms(node.window, now_ms)
-    if start_ms <= node.since_ms:
+    if start_ms < node.since_ms + _APART_MS:
         return node
     return replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)

@@ -172,8 +172,8 @@ class Outbox(Kept):
     """What this process has kept: in memory alone until it is told where its file lies.
 
     Args:
-        here_ms: returns this machine's time in unix milliseconds, without jumps; by default that of the ledger. What is
-            old is so by both: the clock of a server that takes over may be hours ahead.
+        here_ms: returns this machine's time in unix milliseconds, as its clock shows it; by default that of the ledger. What
+            is old is so by both: the clock of a server that takes over may be hours ahead.
     """
 
     def __init__(self, here_ms: Callable[[], int] | None = None) -> None:
@@ -182,7 +182,7 @@ class Outbox(Kept):
         self._folder: Path | None = None
         self._is_synced = False
         self._file: OutboxFile | None = None
-        self._is_only = False
+        self._is_only = self._has_written = False
         self._again_s = 0.0  # after an error: when it is tried again
         self._is_behind = False  # the file lacks something: an error, or Ctrl-C
         self._lock = threading.RLock()  # ends are kept while another thread writes
@@ -204,8 +204,8 @@ class Outbox(Kept):
                     gone.append(hold.id)
                 continue
             entry = first.get(hold.id)
-            taken_over = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
-            facts = entry.facts() if entry is not None else taken_over if before is None else before.facts
+            of_another = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
+            facts = entry.facts() if entry is not None else of_another if before is None else before.facts
             holds.append(Written(hold, facts, _above(rows.nodes, hold, before)))
         with self._lock:
             for each in holds:
@@ -213,10 +213,14 @@ class Outbox(Kept):
             self.drop(gone)
             self.forget_old(min(at_ms, rows.now_ms))
             if last is not None:
-                self.lasts = (last,)
-            if holds or gone or last is not None:
-                line = _Line(at_ms, UNSET if last is None else _entries([last]), list(map(_as_row, holds)), gone)
-                self._say(line, sync=last is not None and self._is_synced)
+                taken_over = self.lasts[:-1] if self._has_written else self.lasts
+                self.lasts = (*taken_over, last) if len(self.lasts) > 1 else (last,)
+                self._has_written = True
+            # A line for each hold: a seller's terms are long, and one transaction may have a hundred of them.
+            lines = [_Line(at_ms, holds=[_as_row(each)]) for each in holds]
+            if gone or last is not None:
+                lines.append(_Line(at_ms, UNSET if last is None else _entries(self.lasts), gone=gone))
+            self._say(*lines, sync=last is not None and self._is_synced)
 
     @override
     def parts(self, now_ms: int) -> list[list[Written]]:
@@ -257,6 +261,11 @@ class Outbox(Kept):
             self.lasts = found
             self._say(_Line(0, _entries(self.lasts)), sync=self._is_synced)
 
+    def all_there(self) -> None:
+        """Note that the ledger has all entries. Those of ended processes are older than one that this process has written."""
+        if self._has_written and len(self.lasts) > 1:
+            self.look_for(self.lasts[-1:])
+
     def take_over(self, ended: Sequence[Left]) -> None:
         """Write what was added of *ended* processes to the file of this one, and remove theirs."""
         try:
@@ -268,9 +277,9 @@ class Outbox(Kept):
             if self._is_only or left.is_entered:  # else it is nowhere but there
                 left.remove()
 
-    def _say(self, line: _Line, *, sync: bool = False) -> None:
-        """Write a line. After an error, write all of it anew, once a minute until that succeeds."""
-        if self._folder is None:
+    def _say(self, *lines: _Line, sync: bool = False) -> None:
+        """Write lines. After an error, write all of it anew, once a minute until that succeeds."""
+        if self._folder is None or not lines:
             return
         was_behind, self._is_behind = self._is_behind, True
         if self._again_s and time.monotonic() < self._again_s:
@@ -279,7 +288,7 @@ class Outbox(Kept):
             if self._file is None or was_behind or self._file.is_long or self._file.is_gone:
                 self._make()
             else:
-                self._file.append(_TEXT(line), sync=sync)
+                self._file.append(b"\n".join(map(_TEXT, lines)), sync=sync)
             self._again_s, self._is_behind = 0.0, False
         except OSError as error:
             self._again_s = time.monotonic() + _AGAIN_S

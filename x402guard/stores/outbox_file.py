@@ -49,9 +49,9 @@ class OutboxFile:
             self.close(remove=True)
             raise
 
-    def append(self, line: bytes, *, sync: bool) -> None:
-        """Write a line to the end. Raises ``OSError``."""
-        self._size += _write(self._descriptor, b"\n" + line + b"\n")  # Ctrl-C may have cut the line before
+    def append(self, lines: bytes, *, sync: bool) -> None:
+        """Write lines to the end. Raises ``OSError``."""
+        self._size += _write(self._descriptor, b"\n" + lines + b"\n")  # Ctrl-C may have cut the line before
         if sync:
             os.fsync(self._descriptor)
 

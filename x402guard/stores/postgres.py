@@ -108,7 +108,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._here = StoreClock(clock_ms)  # this machine's own time
-        self.outbox: Final = Outbox(self._here)
+        # By the clock as it stands: one that is set right after the process began makes nothing old.
+        self.outbox: Final = Outbox(lambda: sum(self._here.read()))
         self._missing: Last | None = None  # the newest entry that the server has lost
         self._entered: Last | None = None
         self._is_latched = self._is_entering = False
@@ -290,6 +291,7 @@ class PostgresStore(GroupCommit, PostgresReads):
 
     def _try(self, batch: list[Request[Any]], asked: Asked, turns: Sequence[str]) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
+        self._look_for_all()
         rows = self._load(asked, turns)
         for each in batch:
             self._run(rows, each)
@@ -298,6 +300,15 @@ class PostgresStore(GroupCommit, PostgresReads):
         elif turns:
             self._writer.say("COMMIT")
         _note_run(batch)
+
+    def _look_for_all(self) -> None:
+        """Look for each entry of ended processes as well, until one of this process is there beside them all."""
+        if len(self.outbox.lasts) < 2 or self._needed is not self.outbox.last:
+            return
+        # The newest one first: what is older than it, and is there after it, is there wherever it is.
+        self._missing = next((last for last in reversed(self.outbox.lasts) if not has_entry(self._writer, last)), None)
+        if self._missing is None:
+            self.outbox.all_there()
 
     def _load(self, asked: Asked, turns: Sequence[str]) -> LoadedRows:
         before = ISOLATION + settings()

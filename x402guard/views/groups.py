@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import zoneinfo
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from x402guard.ledger.model import Node, NodeKind, NodeState
 from x402guard.ledger.tree import path
+from x402guard.ledger.windows import zone
 from x402guard.views.books import Books
 from x402guard.views.model import EVIDENCE, MOST_ROWS, Customer, Day, Row, Sums
 from x402guard.views.taken import Home, Period, Refused, Taken
@@ -192,7 +192,7 @@ class Calendar:
 
     def __init__(self, tz: str, from_ms: int, to_ms: int, *, is_recent: bool = True) -> None:
         self.is_recent = is_recent
-        self._zone = dt.UTC if tz == "UTC" else zoneinfo.ZoneInfo(tz)
+        self._zone = zone(tz)
         first, last = self._date(from_ms), self._date(max(from_ms, to_ms))
         self.has_months = (last - first).days >= _MOST_DAYS
         self._cache: dict[int, str] = {}

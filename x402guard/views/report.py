@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -18,7 +17,7 @@ from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.tree import remaining
-from x402guard.ledger.windows import window_end_ms
+from x402guard.ledger.windows import window_end_ms, zone
 from x402guard.money import format_dollars
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.build import bound_of, build_view, last_short, tokens_used
@@ -83,8 +82,8 @@ class Report:
             return None
         try:
             view = read_struct(given, View)
-            ZoneInfo(view.tz)
-        except (msgspec.ValidationError, ValueError, OSError, ZoneInfoNotFoundError):
+            zone(view.tz)
+        except (msgspec.ValidationError, ValueError):
             return None
         # What is read as text has to be what is read as keys.
         agrees = (self._given or {}).get("spent", "") in (format_dollars(view.spent), "")

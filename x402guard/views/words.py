@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Final
-from zoneinfo import ZoneInfo
 
 from x402guard.assets import V1_NAMES, resolve_network
 from x402guard.evm import is_transaction
+from x402guard.ledger.windows import zone
 from x402guard.money import format_dollars, nanos_to_decimal
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def near(at_ms: int, now_ms: int) -> str:
 
 def day(at_ms: int, tz: str = "UTC") -> str:
     """Return a day in a time zone: ``22 Nov 2026``."""
-    zone: tzinfo = UTC if tz == "UTC" else ZoneInfo(tz)
-    at = datetime.fromtimestamp(at_ms / 1000, zone)
+    at = datetime.fromtimestamp(at_ms / 1000, zone(tz))
     return f"{at.day} {at:%b %Y}"
 
 

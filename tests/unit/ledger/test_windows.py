@@ -2,6 +2,7 @@
 
 import datetime as dt
 import zoneinfo
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support.ledger import START_MS, Books, Clock, usd
 from x402guard.errors import ConfigError
+from x402guard.ledger import windows
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import room_on_path
-from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
+from x402guard.ledger.model import WALLET, Evidence, HoldKind, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
@@ -356,3 +358,35 @@ def test_a_payment_is_corrected_in_the_month_that_goes_on_and_not_in_the_day_tha
     books.clock.tick(600)
     books.step("h", Correct(usd("$1.50"), Evidence.CHAIN))
     assert (windowed(books, "d"), windowed(books, "m")) == ((0, 0), (usd("$1.50"), 0))
+
+
+def test_a_zone_is_that_of_tzdata_whatever_the_system_has(tmp_path):
+    """Images are of different years: the same day would begin at two times."""
+    (tmp_path / "Africa").mkdir()
+    (tmp_path / "Africa/Cairo").write_bytes(files("tzdata").joinpath("zoneinfo/Etc/GMT-2").read_bytes())
+    summer = dt.datetime(2026, 7, 10)
+    try:
+        zoneinfo.reset_tzpath(to=[tmp_path])
+        zoneinfo.ZoneInfo.clear_cache()
+        windows.zone.cache_clear()
+        assert zoneinfo.ZoneInfo("Africa/Cairo").utcoffset(summer) == dt.timedelta(hours=2)
+        assert windows.zone("Africa/Cairo").utcoffset(summer) == dt.timedelta(hours=3)
+    finally:
+        zoneinfo.reset_tzpath()
+        zoneinfo.ZoneInfo.clear_cache()
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_two_versions_of_tzdata_give_no_day_out_twice(monkeypatch, first):
+    """The one that begins the day earlier begins it for both."""
+    began = at("2026-07-10T00:00:00+03:00")
+    node = Node(
+        "b", WALLET, NodeKind.BUDGET, "b", usd("$1"), 1, 1, window=Window("day", "Africa/Cairo"), since_ms=began
+    )
+    since = set()
+    for hour in range(3 * 24):
+        for hours in (first, 5 - first):
+            monkeypatch.setattr(windows, "zone", lambda _, hours=hours: dt.timezone(dt.timedelta(hours=hours)))
+            node = rolled(node, began + hour * 3_600_000)
+            since.add(node.since_ms)
+    assert since == {began + day * DAY for day in range(3)}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.ledger import START_MS, a_hold, usd
+from tests.support.ledger import START_MS, a_hold, an_intent, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import replace
@@ -238,7 +238,7 @@ def test_what_cannot_be_copied_stays_where_it_is(mine, place, monkeypatch, caplo
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_writes(mine, place, order):
+def test_of_two_ended_processes_each_last_entry_is_looked_for_until_all_are_there_with_one_of_this(mine, place, order):
     """The later one may have begun earlier; a clock may have gone back."""
     for at_ms, amount in ((START_MS + 5, "$0.50"), (START_MS, "$0.10")):
         ended = Outbox()
@@ -252,10 +252,27 @@ def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_wri
     assert {each["seq"] for each in mine.lasts} == {START_MS, START_MS + 5}
     [[kept]] = mine.parts(START_MS)
     assert kept.hold.amount == usd("$0.50")
-    mine.note(Rows(), {**LAST, "seq": 1})
+    mine.all_there()
+    assert len(mine.lasts) == 2, "none of them is known to be newer than the other"
+    for seq in (1, 2):
+        mine.note(Rows(), {**LAST, "seq": seq})
+        assert [each["seq"] for each in mine.lasts[2:]] == [seq]
+    mine.all_there()
     mine.close()
     with left_behind(place, START_MS) as [one]:
-        assert [each["seq"] for each in one.lasts] == [1]
+        assert [each["seq"] for each in one.lasts] == [2]
+
+
+def test_the_holds_of_one_change_are_lines_of_their_own(mine, place):
+    """A seller's terms are long, and a sweep ends a hundred payments at once: what cannot be read is refused."""
+    long = an_intent()
+    long = replace(long, accepted_json="x" * 120_000)
+    holds = [a_hold(f"h{number}", intent=long) for number in range(100)]
+    mine.note(Rows(), LAST)
+    mine.note(Rows(*holds, facts={"kind": "payment"}), LAST)
+    mine.close()
+    [(last, written)] = left(place)
+    assert (last, [each.hold for each in written]) == (LAST, holds)
 
 
 def test_what_is_entered_again_is_kept_for_the_next_loss(mine, place):
