@@ -1,5 +1,6 @@
 """The files beside the ledger's file are removed while it is open, or an older copy is put back."""
 
+import os
 import re
 import shutil
 import sqlite3
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.merchant import URL, Shop, client, make_guard
-from x402guard import BudgetExhausted, LedgerUnavailable, SessionTripped
+from x402guard import BudgetExhausted, LedgerUnavailable, Owner, SessionTripped
 from x402guard.cli import app
 from x402guard.stores import open_store
 
@@ -166,6 +167,27 @@ def test_a59_an_older_copy_is_refused_at_opening_with_what_to_do(path, restored)
             open_it()
         assert "x402guard ledger restore --accept-older" in caught.value.advice
     assert len(restored.payments) == 5
+
+
+def test_a59_who_only_looks_is_shown_no_older_copy(path, tmp_path):
+    """What is left by it is spent: an owner who sees that room would leave the agent on."""
+    with make_guard(f"sqlite:///{path}", budget=NICKEL) as guard:
+        guard.session("s", budget=NICKEL, id="s")
+    copied(path, tmp_path / "backup")
+    with make_guard(f"sqlite:///{path}", budget=NICKEL) as guard, guard.session("s", id="s") as session:
+        session.charge("search", "$0.03")
+    with Owner(f"sqlite:///{path}", read_only=True) as owner:
+        assert owner.report("wallet").to_dict()["spent"] == "0.03"
+        put_back(path, tmp_path / "backup")
+        for look in (lambda: owner.report("wallet"), owner.live, owner.sessions):
+            with pytest.raises(LedgerUnavailable, match="is older than the one that was here"):
+                look()
+    for words in (("watch", "--once"), ("report", "wallet"), ("sessions",), ("report", "wallet", "--format", "csv")):
+        said = run(path, *words)
+        assert (said.exit_code, said.stdout) == (1, ""), words
+    path.with_name(f"{path.name}-lock").chmod(0)  # another user's: it is then compared by who writes it alone
+    if os.geteuid() != 0:
+        assert run(path, "sessions").exit_code == 0
 
 
 def test_a59_what_was_given_back_and_spent_again_counts_although_the_sum_is_the_same(path, tmp_path):

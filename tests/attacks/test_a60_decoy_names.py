@@ -1,5 +1,7 @@
 """Decoy names: a session whose id or name is another budget's, so that the owner trips the wrong one."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -54,6 +56,31 @@ def test_a60_a_command_refuses_a_word_that_may_mean_two(command, ledger):
         ):
             assert meant in " ".join(str(ended.exception or ended.output).split())
         assert states(ledger) == before
+
+
+@pytest.mark.parametrize("decoy", ["named as the customer", "named as the session's id"])
+def test_a60_a_report_is_no_other_ones(decoy, ledger):
+    """A session takes its name from a user: the bill of a customer is not that of who takes the customer's name."""
+    word = "customer-7" if "customer" in decoy else "run-42"
+    with make_guard(ledger) as guard:
+        with guard.budget("customer-7", "$2.00").session("court", budget="$2.00", id="run-42") as session:
+            session.charge("search", "$1.50")
+        with guard.session(word, budget="$0.01", id="decoy") as session:
+            session.charge("search", "$0.01")
+        for more in (), ("--json",), ("--format", "stripe-meter"):
+            ended = run(ledger, "report", word, *more)
+            assert (ended.exit_code, "may mean 2 of them" in str(ended.exception)) == (1, True), ended.output
+            assert not ended.stdout
+        named = "id=budget:customer-7" if "customer" in decoy else "id=run-42"
+        assert json.loads(run(ledger, "report", named, "--json").stdout)["spent"] == "1.50"
+
+
+def test_a60_of_two_sessions_with_one_name_a_report_is_the_later_ones(ledger):
+    with make_guard(ledger) as guard:
+        for cost in ("$0.01", "$0.02"):
+            with guard.session("nightly", budget="$1.00") as session:
+                session.charge("search", cost)
+        assert json.loads(run(ledger, "report", "nightly", "--json").stdout)["spent"] == "0.02"
 
 
 def test_a60_either_one_is_meant_by_its_id(ledger):

@@ -324,8 +324,40 @@ shown()
 """
     )
     assert said.count("x402guard in_doubt ERROR") == 1
-    assert said.count("x402 payment ERROR it has not ended: it may still be taken") == 2
+    assert said.count("x402 payment ERROR this process has seen no end of it: it may still be taken") == 2
     assert said.count("('x402guard.outcome', 'held')") == 2
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises as it ends", "raises as it starts"])
+def test_the_programs_own_processor_holds_up_no_end_and_raises_nothing(how):
+    done = processes.run(
+        KEPT
+        + f"""
+import time
+from opentelemetry.sdk.trace import SpanProcessor
+from x402guard.telemetry import otel
+otel.CLOSING_S = 1.0
+how = {how!r}
+class Broken(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        if how == "raises as it starts":
+            raise RuntimeError("broken")
+    def on_end(self, span):
+        if how == "hangs":
+            time.sleep(60)
+        if how == "raises as it ends":
+            raise RuntimeError("broken")
+trace.get_tracer_provider().add_span_processor(Broken())
+with make_guard(telemetry=True) as guard, guard.session("run", budget="$1.00") as session:
+    print(client(session, Shop()).get(URL).status_code)
+    session.pay(required(url=URL + "/open"))
+    began = time.monotonic()
+print(time.monotonic() - began < 5)
+sys.stdout.flush()
+os._exit(0)
+"""
+    )
+    assert done.stdout.split() == ["200", "True"], done.stderr
 
 
 def test_a_doubt_that_the_chain_has_settled_is_no_error():

@@ -21,6 +21,7 @@ from x402guard.guard.owner import Owner
 from x402guard.policy.checks import check_choice
 from x402guard.views.live import STATES, LiveView, chosen
 from x402guard.views.screen import screen
+from x402guard.views.words import json_text
 
 _STYLES = {"✕": "red", "■": "red", "?": "yellow", "/": "yellow"}
 
@@ -59,7 +60,7 @@ def watch(
             fits = chosen(view.sessions, find=find, customer=customer, agent=agent, state=state)
             asked = bool(find or customer or agent or state)
             shown = replace(view, sessions=tuple(fits)) if asked else view
-            typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+            typer.echo(json_text(msgspec.to_builtins(shown)))
         elif once or not console.is_terminal:
             typer.echo(drawn(owner.live()).plain)
         else:

@@ -68,7 +68,8 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
             raise ConfigError("session: no session has run in this ledger yet; the wallet itself is: wallet")
         known = ", ".join(node.name for node in nodes[-5:]) or "none"
         raise ConfigError(f"session: there is no session {word!r} in this ledger (latest: {known})")
-    if len(runs) > 1 and not latest:
+    # Of sessions with one name the last is meant; another one's id, or a customer's name, is never theirs to take.
+    if len(runs) > 1 and not (latest and all(node.kind is NodeKind.SESSION and node.id != word for node in runs)):
         listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])
         raise ConfigError(f"session: {word!r} may mean {len(runs)} of them; name one: {listed}")
     return runs[-1].id

@@ -38,6 +38,20 @@ class Generation:
     used: int = 0
 
 
+def noted_generation(path: Path) -> Generation:
+    """Return the generation of a ledger that its lock file has; the first one without a file that this user may read."""
+    try:
+        with Path(f"{path}-lock").open("rb") as file:
+            return _generation(file.read(_RECORD_BYTES))
+    except OSError:
+        return Generation()
+
+
+def _generation(record: bytes) -> Generation:
+    found = _RECORD.fullmatch(record)
+    return Generation() if found is None else Generation(int(found[1]), int(found[2]))
+
+
 class FileTurn:
     """The turn of one process, for one thread at a time.
 
@@ -108,8 +122,7 @@ class FileTurn:
 
     def generation(self) -> Generation:
         """Return the last generation that was noted here; the first one for a file of an earlier version."""
-        found = _RECORD.fullmatch(os.pread(self._turn, _RECORD_BYTES, 0))
-        return Generation() if found is None else Generation(int(found[1]), int(found[2]))
+        return _generation(os.pread(self._turn, _RECORD_BYTES, 0))
 
     def note(self, generation: Generation) -> None:
         """Note a generation of the ledger, after its commit. Only with the turn."""

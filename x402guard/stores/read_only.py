@@ -14,7 +14,8 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit_since
-from x402guard.stores.file_errors import foreign, unavailable, unsound
+from x402guard.stores.file_errors import foreign, older, unavailable, unsound
+from x402guard.stores.file_lock import noted_generation
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment, refuse_moved
 from x402guard.stores.views import StoreClock
@@ -27,16 +28,18 @@ _BUSY_S: Final = 5.0
 class ReadOnlyStore(SqliteStore):
     """A ledger's file, opened to be read. It takes no lock and writes nothing; ``transact`` raises.
 
-    Raises ``LedgerUnavailable`` if the file is missing, is not a ledger, has another version than this library's, or, if
-    it is to be *verified*, is inconsistent.
+    Raises ``LedgerUnavailable`` if the file is missing, is not a ledger, has another version than this library's, is older
+    than the one that was here, or, if it is to be *verified*, is inconsistent.
     """
 
     def __init__(self, path: Path, *, verified: bool = True) -> None:
         self._path = path.resolve()
         self._clock = StoreClock(None, None)
         self._closed, self._pid = False, os.getpid()
+        self._is_known = False
         with self._connected() as connection:
             self._refuse_other_version(connection)
+        self._is_known = True
         if verified:
             self._refuse_unless_sound()
 
@@ -49,9 +52,11 @@ class ReadOnlyStore(SqliteStore):
             # Without a -wal nothing is open for writing, and the file is whole; SQLite would make files beside it.
             whole = not wal.exists() or wal.stat().st_size == 0
             uri = f"{self._path.as_uri()}?mode=ro" + ("&immutable=1" if whole else "")
-            stamp = self._stamp()
+            stamp, noted = self._stamp(), noted_generation(self._path)
             try:
                 with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
+                    if self._is_known:
+                        self._refuse_older(connection, noted.n)
                     yield connection
             except sqlite3.Error:
                 if whole and self._stamp() != stamp:
@@ -67,6 +72,11 @@ class ReadOnlyStore(SqliteStore):
 
     def _moved(self) -> LedgerUnavailable:
         return LedgerUnavailable(f"{self._path} was opened for writing while it was read; look again")
+
+    def _refuse_older(self, connection: sqlite3.Connection, noted: int) -> None:
+        [here] = connection.execute("SELECT n FROM generation").fetchone()
+        if here < noted:
+            raise older(self._path, noted - here)
 
     def _refuse_other_version(self, connection: sqlite3.Connection) -> None:
         [owner] = connection.execute("PRAGMA application_id").fetchone()

@@ -38,7 +38,7 @@ from x402guard.telemetry.calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import TracerProvider
@@ -201,18 +201,18 @@ class Telemetry:
         """Hand over what waits, and end the spans of what is still open; of providers of our own wait for the export."""
         until_s = time.monotonic() + CLOSING_S
         self._queue.close(time.monotonic() + CLOSING_S / 2)
+        # In threads of their own: a processor of the program may hang, an exporter tries a dead collector again and again.
+        if not _joined([self._leave_all], until_s):
+            self._leave_all()
+        if not _joined([provider.shutdown for provider in self._owned], until_s):
+            LOG.error("telemetry: the last spans and metrics are lost: the interpreter ends, and starts no thread")
+
+    def _leave_all(self) -> None:
         for hold_id, begun in list(self._begun.items()):
-            self._leave_open(hold_id, begun)
-        # In threads of their own: an exporter tries a dead collector again and again.
-        ending = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._owned]
-        for thread in ending:
             try:
-                thread.start()
-            except RuntimeError as error:  # the interpreter is ending and starts no thread
-                LOG.error("telemetry: the last spans and metrics are lost: %s", error)
-                return
-        for thread in ending:
-            thread.join(max(0.0, until_s - time.monotonic()))
+                self._leave_open(hold_id, begun)
+            except Exception:  # noqa: BLE001 - the program's own processor may raise any error
+                LOG.exception("telemetry failed")
 
     # -- in the background ----------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Telemetry:
         """End the span of a call that is still out as this process leaves it: it counts until its time is over."""
         shown = {**begun.call.attributes, "x402guard.outcome": str(HoldState.HELD)}
         last_ns = max((at_ns for _, at_ns in begun.steps), default=begun.begun_ms * _MS)
-        self._span(begun, shown, -(-last_ns // _MS), "it has not ended: it may still be taken")
+        self._span(begun, shown, -(-last_ns // _MS), "this process has seen no end of it: it may still be taken")
         self._begun.pop(hold_id, None)
 
     def _span(self, begun: _Begun, shown: Mapping[str, Attribute], end_ms: int, error: str | None) -> SpanContext:
@@ -316,6 +316,19 @@ def _within(parent: SpanContext) -> Context:
 
 
 V = TypeVar("V")
+
+
+def _joined(jobs: Sequence[Callable[[], object]], until_s: float) -> bool:
+    """Run jobs in threads, and wait for them until then. Returns False if no thread can start: the interpreter is ending."""
+    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        return False
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return True
 
 
 def _put(known: OrderedDict[str, V], key: str, value: V) -> None:

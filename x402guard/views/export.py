@@ -1,6 +1,6 @@
 """Writes captured entries for other systems: CSV, Stripe's billing meters, Orb.
 
-Each line has the hash of its journal entry as the key that its receiver deduplicates by: sending a file twice bills once.
+Each line has the hash of its journal entry as the key that its receiver deduplicates by, for as long as it does so.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -25,7 +26,8 @@ EVENT_NAME: Final = "x402guard_spend"
 """The name of the events for a billing system, unless the owner gives another one."""
 
 _LONGEST_NAME: Final = 100  # of Stripe's event names
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA: Final = re.compile("(^|;)(?=[=+\\-@\t\r\uff1d\uff0b\uff0d\uff20])")
+"""Where a spreadsheet takes what follows for a formula, also one whose separator is a semicolon; the signs in full width, too."""
 
 
 def dollars(nanos: int) -> str:
@@ -72,8 +74,12 @@ def to_csv(rows: Iterable[CaptureRow]) -> Iterator[str]:
 @lru_cache(maxsize=4096)
 def _plain(text: str) -> str:
     """Return a text that no spreadsheet calculates, on one line."""
-    line = text if text.isprintable() else "".join(char if char.isprintable() else "�" for char in text)
-    return f"'{line}" if text.startswith(_FORMULA) else line
+    safe = _FORMULA.sub(r"\g<1>'", text)
+    return (
+        safe
+        if safe.isprintable()
+        else "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in safe)
+    )
 
 
 def to_stripe_meter(rows: Iterable[CaptureRow], event_name: str = EVENT_NAME) -> Iterator[str]:

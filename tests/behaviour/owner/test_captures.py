@@ -116,6 +116,7 @@ def test_each_line_fits_the_schema_of_its_receiver(url, spent, form):
     [
         ("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@sum", "'@sum"), ("\tx", "'�x"), ("two\nlines", "two�lines"),
         ("\u202egpj.exe", "�gpj.exe"), ('say "hi", you', 'say "hi", you'), ("search", "search"),
+        ("\uff1d1+1", "'\uff1d1+1"), ("a;=cmd|' /C calc'!A0", "a;'=cmd|' /C calc'!A0"), ("a; b", "a; b"),
     ],
 )  # fmt: skip
 def test_no_cell_is_a_formula_and_no_cell_breaks_a_line(url, spent, text, cell):
