@@ -11,7 +11,7 @@ from tests.support.market import market
 from tests.support.merchant import KEY, make_guard
 from x402guard import ConfigError, LocalSigner, Owner
 from x402guard.assets import Asset
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses
 from x402guard.guard import settings
 from x402guard.guard.allowance import _terms, atomic_of
 from x402guard.money import dollars_to_nanos
@@ -172,9 +172,10 @@ def test_a_node_that_is_gone_after_the_transaction_was_sent_is_told_with_its_has
     monkeypatch.setattr(settings, "_READ_BEFORE", {})
     with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
         with pytest.raises(
-            ConfigError, match=r"allowance: 0x[0-9a-f]{64} is sent, and its block cannot be read"
+            ConfigError, match=r"allowance: 0x[0-9a-f]{64} was sent, and its block cannot be read"
         ) as caught:
             owner.set_allowance("3.00")
+    assert "Look at it before you repeat this" in caught.value.advice
     sent = str(caught.value).split()[1]
     assert Web3(Web3.HTTPProvider(shop.net.rpc)).eth.wait_for_transaction_receipt(sent, timeout=20)["status"] == 1
     assert on_chain(shop) == 3_000_000
@@ -208,6 +209,44 @@ def test_a_node_that_names_a_fee_without_measure_gets_no_signature(shop, tmp_pat
         with pytest.raises(ConfigError, match=r"fee of up to [0-9.]+ of the network's coin, more than [05.]+;"):
             owner.set_allowance("3.00")
     assert (sent, on_chain(shop)) == ([], before)
+
+
+def test_an_answer_that_is_lost_is_no_grant_that_failed(shop, run, monkeypatch):
+    """The node has taken it, and says the second time that it knows it."""
+    asked = JsonRpc.call
+
+    def knows(self, method, *params):
+        found = asked(self, method, *params)
+        if method == "eth_sendRawTransaction":
+            raise NodeRefuses("eth_sendRawTransaction: already known")
+        return found
+
+    monkeypatch.setattr(JsonRpc, "call", knows)
+    done = run("grant", "4.00", "--yes")
+    assert (done.returncode, "by the transaction 0x" in " ".join(done.stdout.split())) == (0, True), done.stderr
+    assert on_chain(shop) == 4_000_000
+
+
+@pytest.mark.parametrize("block", [None, [1], "0x1"])
+def test_a_block_or_a_receipt_that_is_none_is_told(shop, run, monkeypatch, block):
+    before = on_chain(shop)
+    answering(monkeypatch, eth_getBlockByNumber=lambda _: block)
+    done = run("grant", "4.50", "--yes")
+    assert (done.returncode, "the node gives no block" in done.stderr, on_chain(shop)) == (2, True, before)
+    monkeypatch.undo()
+    answering(monkeypatch, eth_getTransactionReceipt=lambda _: block or {})
+    done = run("grant", "4.50", "--yes")
+    said = " ".join(done.stderr.split())
+    assert (done.returncode, "was sent, and its block cannot be read" in said) == (2, True)
+    assert "Nothing was sent or paid" not in said
+
+
+@pytest.mark.parametrize("odd", [{"eth_estimateGas": "0x0"}, {"eth_getTransactionCount": hex(2**64)}])
+def test_what_no_transaction_has_gets_no_signature(shop, run, monkeypatch, odd):
+    before = on_chain(shop)
+    answering(monkeypatch, **{method: lambda _, value=value: value for method, value in odd.items()})
+    done = run("grant", "4.50", "--yes")
+    assert (done.returncode, "which no transaction has" in done.stderr, on_chain(shop)) == (2, True, before)
 
 
 def test_a_revocation_that_the_chain_does_not_show_is_an_error(shop, run, tmp_path, monkeypatch):
@@ -248,7 +287,11 @@ def test_a_coin_that_is_worth_little_may_be_paid_in_a_larger_number():
         def call(self, method, *_):
             return {"eth_getBlockByNumber": {"baseFeePerGas": hex(5 * 10**11)}}.get(method, hex(46_000))
 
-    polygon, ethereum = (Asset(f"eip155:{chain}", "0x" + "ab" * 20, "USDC", 6, "USDC", "2") for chain in (137, 1))
+    # The coins of MegaETH and of a chain that was not known here are ether and bitcoin.
+    polygon, *others = (
+        Asset(f"eip155:{chain}", "0x" + "ab" * 20, "USDC", 6, "USDC", "2") for chain in (137, 1, 4326, 31612)
+    )
     assert _terms(Node(), "0x" + "11" * 20, polygon, 0).gas == 55_200
-    with pytest.raises(ConfigError, match=r"more than 0\.05"):
-        _terms(Node(), "0x" + "11" * 20, ethereum, 0)
+    for other in others:
+        with pytest.raises(ConfigError, match=r"more than 0\.05"):
+            _terms(Node(), "0x" + "11" * 20, other, 0)

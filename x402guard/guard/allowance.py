@@ -7,15 +7,15 @@ Permit2 moves a token only by a signature of the wallet *and* up to the allowanc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from x402guard.assets import Asset, resolve_network
 from x402guard.chain.reader import RpcChainReader
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, quantity
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, quantity
 from x402guard.errors import ConfigError, SignerError
 from x402guard.evm import Address, keccak
 from x402guard.flow.drivers import transact_now
@@ -30,14 +30,19 @@ from x402guard.x402.schemes.scheme import PERMIT2
 from x402guard.x402.signer import AllowanceTerms, LocalSigner
 
 _RECEIPT_S: Final = 120
+_REFUSED_S: Final = 2
 _POLL_S: Final = 0.2
 _TIP_WEI: Final = 10**9
-_MOST_FEE_WEI: Final = 5 * 10**18
-_MOST_ETHER_WEI: Final = 5 * 10**16
-"""The most that one transaction may cost, in the network's own coin: 5 of it, or 0.05 ether. A node says what it costs."""
+_MOST_FEE_WEI: Final = 5 * 10**16
+_MOST_CHEAP_WEI: Final = 5 * 10**18
+"""The most that one transaction may cost, in the network's own coin: 0.05 of it, or 5 of a cheap one. A node says what it costs."""
 
-_IN_ETHER: Final = frozenset({1, 10, 130, 324, 480, 8453, 42161, 57073, 59144, 84532, 421614, 11155111, 11155420})
-"""The chains whose coin is ether, or worth about as much."""
+_CHEAP: Final = frozenset({14, 50, 51, 100, 114, 137, 143, 988, 1329, 1514, 3338, 4689, 42220, 43113, 43114, 80002})
+"""The chains whose coin is worth less than a hundredth of an ether."""
+
+_LEAST_GAS: Final = 21_000
+_MOST_NONCE: Final = 2**64 - 2  # EIP-2681
+_SENT: Final = "The transaction was signed and sent. Look at it before you repeat this: its fee may be paid, and the allowance be set."
 
 _SHOWN_S: Final = 5
 """How many seconds a node may show the allowance from before, after it has shown the transaction in a block."""
@@ -106,18 +111,10 @@ class Wallet(Struct, frozen=True):
         rpc = self._rpc(asset.network)
         try:
             terms = _terms(rpc, self.payer, asset, atomic)
-            self._record(asset, amount, terms)
-            raw = signer.sign_allowance(terms)
-            sent = "0x" + keccak(raw).hex()
-            rpc.call("eth_sendRawTransaction", "0x" + raw.hex())
         except ChainUnreadable as error:
             raise ConfigError(f"allowance: {asset.symbol} on {asset.network}: {error}") from None
-        try:
-            _mined(rpc, sent, pause)
-        except ChainUnreadable as error:
-            raise ConfigError(
-                f"allowance: {sent} is sent, and its block cannot be read: {error}; look at it later"
-            ) from None
+        self._record(asset, amount, terms)
+        sent = _send(rpc, asset, signer.sign_allowance(terms), pause)
         found = "does not show the allowance"
         for _ in range(int(_SHOWN_S / _POLL_S)):
             with suppress(ConfigError):  # a node that limits may answer the next question
@@ -127,7 +124,8 @@ class Wallet(Struct, frozen=True):
                 found = f"shows ${nanos_to_decimal(asset.value_nanos(shown)):f}, not ${nanos_to_decimal(amount):f}"
             pause(_POLL_S)
         raise ConfigError(
-            f"allowance: {sent} is in a block, and the node {found}; look at it with another node, before you count on it"
+            f"allowance: {sent} is in a block, and the node {found}; look at it with another node, before you count on it",
+            advice=_SENT,
         )
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
@@ -193,14 +191,17 @@ def _names(asset: Asset) -> set[str]:
 def _terms(rpc: JsonRpc, payer: Address, asset: Asset, atomic: int) -> AllowanceTerms:
     draft = AllowanceTerms(asset.chain_id, asset.contract, atomic, 0, 0, 0, 0)
     gas = quantity(rpc.call("eth_estimateGas", {"from": payer, "to": draft.token, "data": "0x" + draft.data().hex()}))
-    base = quantity(rpc.call("eth_getBlockByNumber", "latest", False).get("baseFeePerGas") or 0)  # noqa: FBT003
+    block = rpc.call("eth_getBlockByNumber", "latest", False)  # noqa: FBT003
+    base = quantity(_mapping(block, "block").get("baseFeePerGas") or 0)
     try:
         tip = quantity(rpc.call("eth_maxPriorityFeePerGas"))
     except ChainUnreadable:
         tip = _TIP_WEI
     nonce = quantity(rpc.call("eth_getTransactionCount", payer, "pending"))
+    if gas < _LEAST_GAS or nonce > _MOST_NONCE:
+        raise ChainUnreadable(f"the node names {gas} gas and the nonce {nonce}, which no transaction has")
     terms = replace(draft, account_nonce=nonce, gas=gas * 6 // 5, max_fee_wei=2 * base + tip, tip_wei=tip)
-    most, fee = _MOST_ETHER_WEI if asset.chain_id in _IN_ETHER else _MOST_FEE_WEI, terms.gas * terms.max_fee_wei
+    most, fee = _MOST_CHEAP_WEI if asset.chain_id in _CHEAP else _MOST_FEE_WEI, terms.gas * terms.max_fee_wei
     if fee > most:
         dear, limit = nanos_to_decimal(Nanos(fee // 10**9)), nanos_to_decimal(Nanos(most // 10**9))
         raise ConfigError(
@@ -210,12 +211,39 @@ def _terms(rpc: JsonRpc, payer: Address, asset: Asset, atomic: int) -> Allowance
     return terms
 
 
-def _mined(rpc: JsonRpc, transaction: str, pause: Callable[[float], None]) -> None:
-    for _ in range(int(_RECEIPT_S / _POLL_S)):
-        receipt = rpc.call("eth_getTransactionReceipt", transaction)
-        if receipt is not None:
-            if quantity(receipt["status"]) == 1:
-                return
-            raise ConfigError(f"allowance: the transaction {transaction} was reverted; nothing is changed")
-        pause(_POLL_S)
-    raise ConfigError(f"allowance: {transaction} is sent, and is in no block after {_RECEIPT_S} s; look at it later")
+def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]) -> str:
+    """Send a signed transaction, wait for its block, and return its hash. Raises ``ConfigError`` if it may not have its effect.
+
+    The answer of a node that has taken it may be lost, and another one then says that it knows it: its block decides.
+    """
+    sent, most_s, refused = "0x" + keccak(raw).hex(), _RECEIPT_S, ""
+    try:
+        rpc.call("eth_sendRawTransaction", "0x" + raw.hex())
+    except NodeRefuses as error:
+        if "known" not in str(error).lower():
+            refused, most_s = str(error), _REFUSED_S
+    except ChainUnreadable:
+        pass
+    try:
+        for _ in range(int(most_s / _POLL_S)):
+            receipt = rpc.call("eth_getTransactionReceipt", sent)
+            if receipt is not None:
+                if quantity(_mapping(receipt, "receipt").get("status")) == 1:
+                    return sent
+                raise ConfigError(
+                    f"allowance: {sent} was reverted; the allowance is as it was, and its fee is paid", advice=""
+                )
+            pause(_POLL_S)
+    except ChainUnreadable as error:
+        raise ConfigError(f"allowance: {sent} was sent, and its block cannot be read: {error}", advice=_SENT) from None
+    if refused:
+        raise ConfigError(
+            f"allowance: {asset.symbol} on {asset.network}: {refused}", advice=f"The node does not have {sent}."
+        )
+    raise ConfigError(f"allowance: {sent} was sent, and is in no block after {_RECEIPT_S} s", advice=_SENT)
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ChainUnreadable(f"the node gives no {what}")
+    return value
