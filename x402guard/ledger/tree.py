@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.money import Nanos
@@ -55,9 +56,11 @@ def without_idle(nodes: Iterable[Node], busy: Mapping[str, Node]) -> list[Node]:
 
 
 def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
-    """Return a node and its ancestors, leaf first, out of *nodes* by id."""
+    """Return a node and its ancestors, leaf first, out of *nodes* by id. Raises ``LedgerUnavailable`` for a row that is false."""
     climbed = [nodes[node_id]]
     while (parent := climbed[-1].parent_id) is not None and parent in nodes:
+        if len(climbed) >= len(nodes):
+            raise LedgerUnavailable(f"the ledger is inconsistent: node {node_id} is below itself")
         climbed.append(nodes[parent])
     return climbed
 
@@ -75,10 +78,10 @@ def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
     def is_inside(node: Node) -> bool:
         climbed = []
         current: Node | None = node
-        while current is not None and current.id not in inside:
+        while current is not None and current.id not in inside and len(climbed) <= len(nodes):
             climbed.append(current.id)
             current = nodes.get(current.parent_id) if current.parent_id is not None else None
-        found = current is not None and inside[current.id]
+        found = current is not None and inside.get(current.id, False)
         inside.update(dict.fromkeys(climbed, found))
         return found
 
