@@ -49,11 +49,11 @@ def _schemes(found: Iterable[Taken]) -> Iterable[Remark]:
 def _disputed(found: Iterable[Taken]) -> Iterable[Remark]:
     if disputed := sum(one.line.disputed for one in found):
         yield Remark("disputed", f"${format_dollars(disputed)} more than was booked is claimed for LLM calls")
-    at_risk = sum(
-        int(one.facts["amount"]) - one.captured
-        for one in found
-        if one.kind == "payment" and one.line.evidence == "chain_head"
-    )
+    # Of the whole payment, and as it stands now: what of it was captured in one period says nothing of its remainder.
+    exposed = {
+        one.line.hold_id: one.line for one in found if one.kind == "payment" and one.line.evidence == "chain_head"
+    }
+    at_risk = sum(int(line.facts["amount"]) - line.captured for line in exposed.values())
     if at_risk:
         yield Remark("reorg", f"${format_dollars(at_risk)} of remainders is in use before its blocks are final")
 

@@ -55,7 +55,8 @@ class Report:
     def captures(self) -> list[CaptureRow]:
         """Return what was captured in the time of the report, entry by entry, out of the same rows of the ledger.
 
-        Of a budget with a window, that is its present window. Raises ``ConfigError`` for a report that was read from JSON.
+        Of a budget with a window, that is its present window, by when an entry was written: a correction of an earlier
+        window's call is among them, and counts in that window. Raises ``ConfigError`` for a report that was read from JSON.
         """
         if self._books is None:
             raise ConfigError("captures: this report was read from JSON, which has no entries; ask the ledger's owner")

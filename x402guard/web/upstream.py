@@ -87,7 +87,8 @@ def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str
     for scheme in ("https", "http"):
         if rest.startswith(f"{scheme}:/"):
             where = rest[len(scheme) + 1 :].lstrip("/")  # some clients write one slash for two
-            return Target(f"{scheme}://{where}{after}") if where else _NOWHERE
+            host, slash, below = where.partition("/")
+            return Target(f"{scheme}://{_BRACKET.sub(_bracket, host)}{slash}{below}{after}") if where else _NOWHERE
     name, slash, below = rest.partition("/")
     upstream = known.get(name)
     if upstream is not None and any(_leads_out(part) for part in below.split("/")):
@@ -97,6 +98,14 @@ def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str
     if not name:
         return _NOWHERE
     return f"{name[:60]!r} is neither a URL nor a provider; write /https://host/path, or one of /{', /'.join(known)}"
+
+
+_BRACKET: Final = re.compile("%5([BD])", re.IGNORECASE)
+"""What some clients write for the brackets of an IPv6 address: to them it stands in a path."""
+
+
+def _bracket(found: re.Match[str]) -> str:
+    return "[" if found[1] in "Bb" else "]"
 
 
 _NOWHERE: Final = "the path names no URL; write /https://host/path, with the whole URL after the slash"
