@@ -14,7 +14,7 @@ from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.ledger.authorize import Refusal, check_open
+from x402guard.ledger.authorize import Refusal, check_open, feed
 from x402guard.ledger.delegations import (
     UNANSWERED,
     Delegation,
@@ -27,7 +27,7 @@ from x402guard.ledger.delegations import (
     offer,
     revoke,
 )
-from x402guard.ledger.model import Node, NodeKind
+from x402guard.ledger.model import TASK_STARVED, Node, NodeKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import open_tokens, tokens_node
@@ -74,7 +74,7 @@ def offer_task(context: Context, request: TaskRequest) -> Flow[tuple[Delegation,
     around = opening_scope(opening, *nodes)
     decided = yield Transact(replace(around, marks=(*around.marks, LEDGER_ID, delegation_mark(child))), change)
     if isinstance(decided, Refusal):
-        raise (yield from refused(context, decided))
+        raise (yield from refused(context, decided, starves=TASK_STARVED))
     return _with_token(key, *decided)
 
 
@@ -123,6 +123,7 @@ def _offered(
     until_ms, soft = granted.deadline * 1000, context.policy.soft_parts
     node = open_node(view, replace(opening, limit=granted.limit, soft=soft, until_ms=until_ms))
     view.put_node(replace(node, openers=()))  # it is open in no process until its token is redeemed
+    feed(view, context.node_id, TASK_STARVED)
     total = granted.token_budget or tokens_above(view, context)
     open_tokens(view, tokens_node(node.id), total, node.name, soft)
     quotes = tuple((pattern, int(price)) for pattern, price in context.quotes)

@@ -17,7 +17,7 @@ from x402guard.ledger.authorize import (
     refusal_marks,
     refused_mark,
 )
-from x402guard.ledger.model import HoldKind
+from x402guard.ledger.model import STARVED, HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
 
@@ -28,10 +28,11 @@ def refused(
     of: tuple[HoldKind, str] | None = None,
     also: Callable[[LedgerView], None] | None = None,
     marks: tuple[MarkKey, ...] = (),
+    starves: int = STARVED[HoldKind.PAYMENT],
 ) -> Flow[PaymentRefused]:
     """Count the refusal in the ledger, and return the error to raise. Nothing is signed, nothing is held.
 
-    *of* is the model or tool that was refused. *also* runs in the same transaction on the rows *marks*: it records what the refused request shows.
+    *of* is the model or tool that was refused, *starves* the bit of what was, if it is neither. *also* runs in the same transaction on the rows *marks*: it records what the refused request shows.
     """
     node_id = context.node_id
     # A request or an answer may contain lone surrogates, which no file can encode.
@@ -39,7 +40,7 @@ def refused(
     refusal = replace(refusal, reason=reason)
 
     def count(view: LedgerView) -> None:
-        note_refusal(view, node_id, refusal, of)
+        note_refusal(view, node_id, refusal, of, starves=starves)
         if also is not None:
             also(view)
 

@@ -12,7 +12,18 @@ from msgspec import Struct
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import ALL_STARVED, NOTHING, OVER, STARVED, Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.ledger.model import (
+    ALL_STARVED,
+    NOTHING,
+    OVER,
+    STARVED,
+    TASK_STARVED,
+    Hold,
+    HoldKind,
+    Node,
+    NodeKind,
+    NodeState,
+)
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -140,11 +151,16 @@ def authorize(
         return short
     written = begin(view, hold, facts)
     record_excused(view, hold.node_id, written.id)
-    bits = ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED.get(hold.kind, 0)
-    for node in view.path(hold.node_id):
+    if hold.kind in STARVED:
+        feed(view, hold.node_id, ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED[hold.kind] | TASK_STARVED)
+    return written
+
+
+def feed(view: LedgerView, node_id: str, bits: int) -> None:
+    """Note, on the path of a node, that what these *bits* of ``STARVED`` mean was granted."""
+    for node in view.path(node_id):
         if node.starved & bits:
             view.put_node(replace(node, starved=node.starved & ~bits))
-    return written
 
 
 def check_room(
@@ -202,10 +218,17 @@ def refused_mark(node_id: str, kind: HoldKind, what: str) -> MarkKey:
     return "refused_what", f"{node_id} {kind} {what[:200]}"
 
 
-def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[HoldKind, str] | None = None) -> None:
+def note_refusal(
+    view: LedgerView,
+    node_id: str,
+    refusal: Refusal,
+    of: tuple[HoldKind, str] | None = None,
+    *,
+    starves: int = STARVED[HoldKind.PAYMENT],
+) -> None:
     """Count a refusal in its rule's counter, and in that *of* a model or tool, and keep it in one of 200 slots.
 
-    No balance changes.
+    *starves* is the bit of what is short, if it is no model or tool. No balance changes.
     """
     if of is not None:
         key = refused_mark(node_id, *of)
@@ -227,7 +250,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})
     view.put_mark(refusal_marks(node_id, refusal.rule, count), sample)
     if refusal.rule == BUDGET:
-        _starve(view, node_id, refusal.short_of, HoldKind.PAYMENT if of is None else of[0])
+        _starve(view, node_id, refusal.short_of, starves if of is None else STARVED[of[0]])
     # The first refusal by a rule is told; an agent that tries again and again fills no inbox.
     view.tell(
         "refused",
@@ -241,7 +264,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     )
 
 
-def _starve(view: LedgerView, node_id: str, short_of: str, kind: HoldKind) -> None:
+def _starve(view: LedgerView, node_id: str, short_of: str, bit: int) -> None:
     """Note the lack of budget: in the session that was refused, and in those up to the one whose budget is short.
 
     A session is what ends as "budget_exhausted", so a refusal in a scope marks its session too.
@@ -250,5 +273,5 @@ def _starve(view: LedgerView, node_id: str, short_of: str, kind: HoldKind) -> No
     first = next((number for number, node in enumerate(path) if node.kind is NodeKind.SESSION), 0)
     short = next((number for number, node in enumerate(path) if node.id == short_of), 0)
     for node in path[: max(first, short) + 1]:
-        if not node.starved & STARVED[kind]:
-            view.put_node(replace(node, starved=node.starved | STARVED[kind]))
+        if not node.starved & bit:
+            view.put_node(replace(node, starved=node.starved | bit))

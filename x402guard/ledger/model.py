@@ -68,7 +68,10 @@ class HoldKind(StrEnum):
 STARVED: Final = {HoldKind.PAYMENT: 1, HoldKind.LLM: 2, HoldKind.TOOL: 4}
 """The bit of each kind in ``Node.starved``: set as one is refused for lack of budget, cleared as one is granted."""
 
-ALL_STARVED: Final = sum(STARVED.values())
+TASK_STARVED: Final = 8
+"""The bit of a refused delegation: a session that does the work itself, by whatever kind of call, is not short of it."""
+
+ALL_STARVED: Final = sum(STARVED.values()) | TASK_STARVED
 """What a granted payment clears: there is room again."""
 
 
@@ -111,7 +114,7 @@ class Node(Struct, frozen=True):
         limit: None for a wallet without a limit of its own.
         captured, held: sums over this node's own holds.
         granted_out: the amount drawn by children; granted_in: the amount that this node has drawn from its parent.
-        starved: the kinds (bits, see ``STARVED``) whose last authorization in it was refused for lack of budget.
+        starved: the kinds (bits, see ``STARVED``) whose last authorization in it was refused for lack of budget, and tasks.
         openers: one token for each open ``with`` block of this node.
         seq, head: number and hash of its last journal entry.
         live: the amount held now by this node and all nodes below it; in a node whose children keep idle budget, by

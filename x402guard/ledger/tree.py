@@ -76,7 +76,7 @@ def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
     inside: dict[str | None, bool] = {node_id: True, None: False}
 
     def is_inside(node: Node) -> bool:
-        climbed = []
+        climbed: list[str] = []
         current: Node | None = node
         while current is not None and current.id not in inside and len(climbed) <= len(nodes):
             climbed.append(current.id)

@@ -350,3 +350,21 @@ def test_no_child_of_a_worker_has_tokens_beside_those_of_its_task(books):
                     assert nest.child("shares", budget="$0.01", tokens=tokens).tokens is worker.tokens
         with books.guard().redeem(free.token) as worker:
             assert worker.child("own", budget="$0.01", tokens=100).tokens.total == 100
+
+
+@pytest.mark.parametrize("then", ["nothing", "a charge", "a smaller task"])
+def test_a_refused_task_ends_no_run_that_does_the_work_another_way(books, planner, then):
+    """A run that ends short of budget has its actions undone: that is for one that could not do its work."""
+    with planner.child("reader", budget="$1.00") as reader:
+        reader.charge("search", "$0.90")
+        with planner.scope("$0.001") as scope:
+            scope.charge("search", "$0.001")
+            with pytest.raises(BudgetExhausted):
+                scope.delegate(asked())
+    if then == "a charge":
+        planner.charge("search", "$0.01")
+    elif then == "a smaller task":
+        planner.delegate(asked(budget="$0.01"))
+    planner.close()
+    [node] = [node for node in books.store.nodes() if node.id == "plan"]
+    assert node.terminated_by == ("budget_exhausted" if then == "nothing" else None)
