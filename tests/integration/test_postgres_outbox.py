@@ -126,6 +126,45 @@ def test_who_has_taken_two_files_over_finds_out_what_is_lost_of_each(url, lost, 
     assert books_of(url)[0] == TRIPPED
 
 
+@pytest.mark.parametrize("files_left", [1, 2])
+def test_a_connection_that_was_cut_is_no_error_of_the_next_change(url, files_left):
+    for process in [begun(url, "answered") for _ in range(files_left)]:
+        ended(process)
+    with make_guard(url) as guard:
+        postgres.cut(url)
+        with guard.session("n", budget="$0.10") as session:
+            postgres.cut(url)
+            session.charge("search", "$0.01")
+
+
+def test_a_moment_on_a_server_that_is_behind_is_no_end_of_looking(url):
+    """A standby cannot be written; back on the primary, the next loss has to be found out as before."""
+    database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with suppress(LedgerUnavailable), make_guard(url, budget="$1.00", unsafe_async_failover=True) as guard:
+        session = guard.session("s", budget="$1.00", id="s")
+        postgres.keep_copy(url, "behind")
+        session.charge("search", "$0.01")
+        postgres.keep_copy(url)
+        postgres.lose_since(url, "behind")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        postgres.cut(url)
+        with pytest.raises(LedgerUnavailable):
+            session.charge("search", "$0.02")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+        postgres.lose_since(url)
+        postgres.cut(url)
+        session.charge("search", "$0.30")
+        postgres.lose_since(url)
+        with pytest.raises(LedgerUnavailable):
+            session.charge("search", "$0.40")
+    with Owner(url, read_only=True) as owner:
+        wallet = next(row for row in owner.sessions() if row.name == "wallet")
+        assert (wallet.state, wallet.terminated_by) == TRIPPED
+
+
 def test_a_clock_that_is_set_right_after_a_process_began_makes_nothing_old(url):
     process = begun(url, "answered", clock_behind_h=7)
     postgres.keep_copy(url)

@@ -191,19 +191,28 @@ def _as_replica(url):
         yield connection
 
 
-def keep_copy(url):
+def cut(url):
+    """End each connection to the ledger, as a restart does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'x402guard' "
+            "AND datname = current_database()"
+        )
+
+
+def keep_copy(url, name="older"):
     """Keep what the ledger of a database has now, for ``lose_since``."""
     with _as_replica(url) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS older CASCADE; CREATE SCHEMA older")
+        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")
         for table in TABLES:
-            connection.execute(f"CREATE TABLE older.{table} AS TABLE x402guard.{table}")
+            connection.execute(f"CREATE TABLE {name}.{table} AS TABLE x402guard.{table}")
 
 
-def lose_since(url):
+def lose_since(url, name="older"):
     """Let the ledger be as it was at ``keep_copy``, as on a replica that takes over without what came since."""
     with _as_replica(url) as connection:
         for table in TABLES:
             connection.execute(
                 f"DELETE FROM x402guard.{table}; "
-                f"INSERT INTO x402guard.{table} OVERRIDING SYSTEM VALUE SELECT * FROM older.{table}"
+                f"INSERT INTO x402guard.{table} OVERRIDING SYSTEM VALUE SELECT * FROM {name}.{table}"
             )

@@ -29,6 +29,9 @@ _ENDS: Final = {"TASK_STATE_COMPLETED": True, "TASK_STATE_FAILED": False, "TASK_
                 "TASK_STATE_CANCELED": False}  # fmt: skip
 """The states that end a task → whether what was bought came."""
 
+_WAITS: Final = frozenset({"TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED"})
+"""The states in which a task waits for its caller."""
+
 
 class GuardedA2AClient:
     """A ``Client`` of the package ``a2a-sdk`` whose tasks are paid for through a session of the guard.
@@ -91,7 +94,7 @@ class GuardedA2AClient:
         self, payment: Payment, request: Any, task: tuple[str, str], options: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
         """Send the payment, and yield the events of its task. From here on no error denies the payment."""
-        has_ended, receipt = False, None
+        has_ended, receipt, state, asks_again = False, None, "", False
         with forgetting():
             async with aclosing(self._a2a.send_message(_answer(request, task, payment), **options)) as events:
                 while True:
@@ -106,14 +109,25 @@ class GuardedA2AClient:
                             break  # the end of the task was handed on; what the stream says after it is no news of it
                         raise
                     if _is_of(event, task):
+                        asks_again = _asks_again(event)
                         receipt = _receipt(event) or receipt
-                        state = _state(event)
+                        state = _state(event) or state
                         if not has_ended and state in _ENDS:
                             has_ended = True
                             await (payment.asettled if _ENDS[state] else payment.afailed)(receipt)
                     yield event
-            if not has_ended:
+            if not has_ended and receipt is not None and state in _WAITS and not asks_again:
+                await payment.asettled(receipt)  # it is paid, and its agent asks its caller for something else
+            elif not has_ended:
                 await payment.abroken(ConnectionError("the task has not ended"))
+
+
+def _asks_again(event: Any) -> bool:
+    """True for another offer in answer to a payment, also one that cannot be read."""
+    try:
+        return _asked(event) is not None
+    except ProtocolError:
+        return True
 
 
 def _copied(request: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import traceback
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlsplit
@@ -259,7 +258,8 @@ class Payment:
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
         self._lock = threading.Lock()
-        weakref.finalize(self, slots.keep, None)
+        # Who asks again, in the task that was to end it, has lost it: it is presented again, and not waited for.
+        context.between_hops[self._presentation] = here().follow_task()
 
     def __repr__(self) -> str:
         return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature
@@ -369,6 +369,7 @@ class Payment:
             flow, self._flow = self._flow, None
         if flow is None:
             raise ConfigError("payment: it has ended already; pay again for another one")
+        self._context.between_hops.pop(self._presentation, None)
         return flow
 
     def _gone(self) -> None:

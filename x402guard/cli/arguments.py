@@ -18,6 +18,7 @@ from rich.console import Console
 from x402guard.errors import ConfigError
 from x402guard.guard.settings import CONFIG, CONFIG_FILE
 from x402guard.money import Nanos, dollars_to_nanos
+from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.views.words import json_text, printable
 
 LedgerUrl = Annotated[
@@ -36,9 +37,6 @@ Data = Annotated[
 
 _AGO: Final = re.compile(r"([0-9]{1,5})([mhd])", re.ASCII)
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
-WITHOUT_SIGN: Final = "write it without the $, which a shell reads as a variable: 20.00"
-
-
 _PAUSE: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _DAY_S: Final = 86_400

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import WITHOUT_SIGN, AsJson, LedgerUrl, confirmed, say, typed_amount
+from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, say, typed_amount
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
@@ -15,6 +15,7 @@ from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
 from x402guard.money import nanos_to_decimal
+from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.stores import as_ledger_url, ledger_exists, open_store
 from x402guard.views.words import printable
 

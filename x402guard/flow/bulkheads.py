@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from x402guard.flow.detached import TooLate, Wakeable, within
+from x402guard.flow.surroundings import here
 
 _LOOK_S: Final = 1.0  # seconds between two searches of a waiting call for slots of forgotten calls
 
@@ -111,8 +112,9 @@ class Slots:
         try:
             until_s = time.monotonic() + wait_s
             while not waiting.granted and time.monotonic() < until_s:
-                event.wait(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
+                here().collect_dropped()  # what holds a slot may be an error that is kept in its own frame
                 self._collect()
+                event.wait(0 if waiting.granted else min(_LOOK_S, max(0.0, until_s - time.monotonic())))
             keep = True
         finally:
             slot = self._end(where, waiting, keep=keep)
@@ -126,9 +128,10 @@ class Slots:
         try:
             until_s = time.monotonic() + wait_s
             while not waiting.granted and time.monotonic() < until_s:
+                here().collect_dropped()
+                self._collect()
                 with suppress(TooLate):
                     await within(min(_LOOK_S, max(0.0, until_s - time.monotonic())), event.wait)
-                self._collect()
             keep = True
         finally:
             slot = self._end(where, waiting, keep=keep)

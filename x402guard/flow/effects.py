@@ -26,10 +26,14 @@ HeaderLine = tuple[str, str | Sealed[str]]
 
 
 class Reply(Struct, frozen=True):
-    """The head of a response: status, and the header lines as received."""
+    """The head of a response: status, and the header lines as received.
+
+    *is_less*: it has less than what was asked for, a part or the word that nothing has changed.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...]
+    is_less: bool = False
 
     def __repr__(self) -> str:
         return f"Reply(status={self.status})"  # a header may hold a receipt or a cookie

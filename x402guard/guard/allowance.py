@@ -37,7 +37,9 @@ _MOST_FEE_WEI: Final = 5 * 10**16
 _MOST_CHEAP_WEI: Final = 5 * 10**18
 """The most that one transaction may cost, in the network's own coin: 0.05 of it, or 5 of a cheap one. A node says what it costs."""
 
-_CHEAP: Final = frozenset({14, 50, 51, 100, 114, 137, 143, 988, 1329, 1514, 3338, 4689, 42220, 43113, 43114, 80002})
+_CHEAP: Final = frozenset(
+    {14, 50, 51, 100, 114, 137, 143, 988, 1329, 1514, 3338, 4689, 5042, 42220, 43113, 43114, 80002, 5042002}
+)
 """The chains whose coin is worth less than a hundredth of an ether."""
 
 _LEAST_GAS: Final = 21_000
@@ -216,16 +218,15 @@ def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]
 
     The answer of a node that has taken it may be lost, and another one then says that it knows it: its block decides.
     """
-    sent, most_s, refused = "0x" + keccak(raw).hex(), _RECEIPT_S, ""
+    sent, refused = "0x" + keccak(raw).hex(), ""
     try:
         rpc.call("eth_sendRawTransaction", "0x" + raw.hex())
     except NodeRefuses as error:
-        if "known" not in str(error).lower():
-            refused, most_s = str(error), _REFUSED_S
+        refused = str(error)
     except ChainUnreadable:
         pass
     try:
-        for _ in range(int(most_s / _POLL_S)):
+        for number in range(int(_RECEIPT_S / _POLL_S)):
             receipt = rpc.call("eth_getTransactionReceipt", sent)
             if receipt is not None:
                 if quantity(_mapping(receipt, "receipt").get("status")) == 1:
@@ -233,13 +234,16 @@ def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]
                 raise ConfigError(
                     f"allowance: {sent} was reverted; the allowance is as it was, and its fee is paid", advice=""
                 )
+            if refused and number == int(_REFUSED_S / _POLL_S):
+                if rpc.call("eth_getTransactionByHash", sent) is None:
+                    raise ConfigError(
+                        f"allowance: {asset.symbol} on {asset.network}: {refused}",
+                        advice=f"The node does not have {sent}. If another endpoint has taken it, it may still come.",
+                    )
+                refused = ""  # it has it, in whatever words it says so
             pause(_POLL_S)
     except ChainUnreadable as error:
         raise ConfigError(f"allowance: {sent} was sent, and its block cannot be read: {error}", advice=_SENT) from None
-    if refused:
-        raise ConfigError(
-            f"allowance: {asset.symbol} on {asset.network}: {refused}", advice=f"The node does not have {sent}."
-        )
     raise ConfigError(f"allowance: {sent} was sent, and is in no block after {_RECEIPT_S} s", advice=_SENT)
 
 

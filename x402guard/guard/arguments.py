@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError, LedgerUnavailable
@@ -163,7 +164,20 @@ def kill_path(kill_file: Path | str | None) -> Path | None:
         return None
     if not isinstance(kill_file, (str, Path)) or not str(kill_file).strip() or str(kill_file) == ".":
         raise ConfigError(f"kill_file: {kill_file!r} is not a path; write '/run/x402guard.stop'")
-    return Path(kill_file).absolute()
+    if _NO_PATH.search(str(kill_file)):
+        raise ConfigError(
+            f"kill_file: {str(kill_file)!r:.200} is no path that its owner can mean: it has a blank or a quote at an end, a "
+            "control character, a $ or a scheme; write '/run/x402guard.stop'"
+        )
+    found = Path(kill_file).expanduser().absolute()
+    if not found.parent.is_dir():
+        raise ConfigError(
+            f"kill_file: there is no folder {found.parent}, so nothing could stop this guard; make it first"
+        )
+    return found
+
+
+_NO_PATH: Final = re.compile(r"""^[\s"']|[\s"']$|[\x00-\x1f\x7f]|^\$|://""")
 
 
 def whole_id(hold: str, known: Iterable[str]) -> str:

@@ -70,7 +70,7 @@ def _of_table(table: str, part: object, keys: type[BaseModel]) -> Iterator[Defau
         if dataclasses.is_dataclass(value):
             inner.append((f"{table}.{name}", value, tables_in(field.annotation)[0]))
             continue
-        none = None if not isinstance(part, ZERO_IS_NONE) else '"0"' if str in get_args(field.annotation) else "0"
+        none = "0" if isinstance(part, ZERO_IS_NONE) and str not in get_args(field.annotation) else None
         yield Default(table, name, none if value is None else _toml(value), meanings.get(name, ""))
     for name, value, table_keys in inner:
         yield from _of_table(name, value, table_keys)

@@ -33,6 +33,7 @@ from x402guard.guard.tables import Number, Whole, table_of
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
+from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.signer import LocalSigner, address_in, refuse_key
 
@@ -142,6 +143,9 @@ class Settings(BaseSettings):
 
     def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
         """Return the arguments for ``Guard``; without a signer unless it *pays*."""
+        for name, amount in (("budget", self.budget), ("session_budget", self.session_budget)):
+            if amount is not None and not amount.strip(" $0."):
+                raise ConfigError(f"{name}: {amount!r:.40} is a budget of nothing; {WITHOUT_SIGN}")
         return {
             "signer": self._signer() if pays else None,
             "ledger": self.ledger,
@@ -259,6 +263,10 @@ def settings_file(path: Path | None = None) -> Path | None:
     try:
         state = found.stat()
     except FileNotFoundError:
+        if found.is_symlink():
+            raise ConfigError(
+                f"{CONFIG_FILE}: it is a link to a file that is not there; bring it back, or remove the link"
+            ) from None
         return None
     except OSError as error:
         raise ConfigError(f"{CONFIG_FILE}: cannot be read: {error}") from None
@@ -289,7 +297,7 @@ def settings_sources(path: Path | None = None) -> str:
     if file is None:
         return f"{said}; no file"
     try:
-        keys = ", ".join(tomllib.loads(file.read_text()))
+        keys = ", ".join(tomllib.loads(file.read_text(encoding="utf-8")))
     except _UNREADABLE as error:
         raise _unreadable(file, error) from None
     unused = "; its table [policy] is not used, because the environment sets the policy" if _sets_policy() else ""

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
 from pydantic_core import PydanticCustomError
 
+from x402guard.errors import ConfigError
 from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
+from x402guard.policy.checks import WITHOUT_SIGN
 
-_ZERO: Final = (0, "0", "$0")
 ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
 """TOML has no null: in these classes, and in ``loop.own``, 0 means no limit."""
 
@@ -49,7 +50,11 @@ class Table(BaseModel):
             if value is None:
                 continue
             is_off = value is False and bool not in get_args(field.annotation)  # false instead of a table: None
-            no_limit = kind in ZERO_IS_NONE and value in _ZERO
+            if kind is Velocity and isinstance(value, str) and not value.strip(" $0."):
+                raise ConfigError(
+                    f"policy.velocity.{name}: {value!r:.40} lets nothing pass; for no limit, leave it out. {WITHOUT_SIGN}"
+                )
+            no_limit = kind in ZERO_IS_NONE and value == 0
             given[name] = None if is_off or no_limit else _built(value, zero_is_none=kind is Loop)
         return kind(**given)
 
@@ -104,7 +109,6 @@ def _built(value: Any, *, zero_is_none: bool) -> Any:
         return [_built(each, zero_is_none=False) for each in value]
     if isinstance(value, dict):
         return {
-            key: None if zero_is_none and each in _ZERO else _built(each, zero_is_none=False)
-            for key, each in value.items()
+            key: None if zero_is_none and each == 0 else _built(each, zero_is_none=False) for key, each in value.items()
         }
     return value

@@ -15,6 +15,7 @@ from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
 from x402guard.flow.sealed import forgetting
+from x402guard.http.asked import MAY_BE_LESS, Asked
 from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
 from x402guard.http.frames import frames_of
@@ -61,7 +62,7 @@ class _ExchangeState:
         self.watched: Any = None
         self.context: Context | None = None
         self._presents: Presentation = ("", 0)
-        self.is_stock = type(inner) in library.stock
+        self.is_stock, self.is_less = type(inner) in library.stock, False
 
     def keep(self, slot: Slot | None) -> None:
         """Keep a slot for the next send, in place of the previous one (see ``drivers.Exchange``)."""
@@ -155,7 +156,8 @@ class Exchanged(_ExchangeState):
         self._response = self.outgoing.answered(response)
         if watch is not None:
             self.watch_body(response, self._library.of(Watched), pays=effect.pays is not None or self.outgoing.brings)
-        return Reply(response.status_code, lines_of(response.headers))
+        self.is_less = response.status_code in MAY_BE_LESS and Asked.by(self.outgoing.asked).gets_less(response)
+        return Reply(response.status_code, lines_of(response.headers), is_less=self.is_less)
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
         """Send in a separate thread: a server that sends its headers byte by byte never causes a read timeout."""
@@ -230,7 +232,8 @@ class AsyncExchanged(_ExchangeState):
             self.watch_body(
                 response, self._library.of(AsyncWatched), pays=effect.pays is not None or self.outgoing.brings
             )
-        return Reply(response.status_code, lines_of(response.headers))
+        self.is_less = response.status_code in MAY_BE_LESS and Asked.by(self.outgoing.asked).gets_less(response)
+        return Reply(response.status_code, lines_of(response.headers), is_less=self.is_less)
 
     async def _sent(self, request: httpx.Request, watch: Watch | None) -> httpx.Response:
         before = GUARDED_SEND.get()

@@ -298,7 +298,8 @@ class Guarded:
             exchange.paid(handed)
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
-            success, redirects = succeeded(response.status_code), response.has_redirect_location
+            success = succeeded(response.status_code) and not exchange.is_less
+            redirects = response.has_redirect_location
             at_once = replace(shell, late_writes=None) if redirects else shell  # a next hop may open it again
             note_end = AnswerEnding(context, handed, at_once, success=success, broke=exchange.broke)
             if redirects:

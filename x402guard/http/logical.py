@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from x402guard.flow.address import address
 from x402guard.flow.receipt import Receipt
+from x402guard.http.asked import Asked
 from x402guard.x402.settlement import succeeded
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ class LogicalRequest:
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
         self._hops = self._paid_hops = 0
-        self._paid_as, self._may_be_get = _Asked(), False
+        self._paid_as, self._may_be_get = Asked(), False
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
@@ -83,7 +81,7 @@ class LogicalRequest:
     def pays(self, hold_id: str) -> None:
         """Note that the payment *hold_id* goes with this hop."""
         request = None if self._hop is None else self._hop()
-        self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, _Asked.by(request)
+        self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, Asked.by(request)
         self._may_be_get = False
 
     def answered(self, response: httpx.Response) -> None:
@@ -112,13 +110,8 @@ class LogicalRequest:
         payment, and the word that nothing has changed.
         """
         method, paid_as = request.method.upper(), self._paid_as
-        if method != paid_as.method and not (method == "GET" and self._may_be_get):
-            return False
-        if response.status_code == 304:
-            return paid_as.changed
-        whole = _WHOLE.fullmatch(response.headers.get("content-range", "").strip())
-        is_whole = whole is not None and int(whole[1]) + 1 == int(whole[2])
-        return response.status_code != 206 or paid_as.part or is_whole
+        asks_so = method == paid_as.method or (method == "GET" and self._may_be_get)
+        return asks_so and not paid_as.gets_less(response)
 
     def beside(self) -> LogicalRequest:
         """Return the call of a request that is none of its hops: it pays nothing once this one has, and delivers nothing."""
@@ -156,27 +149,8 @@ class LogicalRequest:
                 each.dropped()
 
 
-class _Asked(Struct, frozen=True):
-    """How the paid request has asked: its method, and whether for a part, or only for what has changed."""
-
-    method: str = "GET"
-    part: bool = False
-    changed: bool = False
-
-    @classmethod
-    def by(cls, request: httpx.Request | None) -> _Asked:
-        """Return how *request* asks."""
-        if request is None:
-            return cls()
-        lines = request.headers
-        return cls(request.method.upper(), "range" in lines, "if-none-match" in lines or "if-modified-since" in lines)
-
-
 _KEEPS_METHOD: Final = frozenset({307, 308})
 """The redirects that are followed with the method of the request (RFC 9110, 15.4.8 and 15.4.9)."""
-
-_WHOLE: Final = re.compile(r"bytes 0-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
-"""The Content-Range of a part; it is the whole if its last byte is the last of all."""
 
 
 def break_off(request: httpx.Request) -> None:

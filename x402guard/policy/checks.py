@@ -34,6 +34,9 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name}: {value!r:.80} is not one of {', '.join(map(repr, choices))}")
 
 
+WITHOUT_SIGN: Final = "write it without the $, which a shell reads as a variable: 20.00"
+
+
 def check_dollars(name: str, value: Dollars) -> Nanos:
     """Return dollars as nano-dollars. Raises ``ConfigError`` naming the setting."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,8 +112,14 @@ def is_postgres(url: str) -> bool:
 def as_ledger_url(given: str | Path) -> str:
     """Return the URL of a ledger that may be written as a path: ``./spend.db`` is ``sqlite:///./spend.db``."""
     text = str(given)
-    is_path = isinstance(given, Path) or ("://" not in text and ("/" in text or text.endswith(".db")))
+    is_url = _SCHEME.match(text) is not None
+    is_path = isinstance(given, Path) or (not is_url and ("/" in text or text.endswith(".db")))
     return f"sqlite:///{text}" if is_path else text
+
+
+_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")
+_AT_ITS_ENDS: Final = re.compile(r"""^[\s"']|[\s"']$|[\x00-\x1f\x7f]""")
+"""What a shell, a Makefile or a file with CRLF leaves in a name: it would be another file, and so a second budget."""
 
 
 def check_ledger_url(url: str) -> None:
@@ -125,6 +132,11 @@ def check_ledger_url(url: str) -> None:
             shown = f"a URL of {url.partition('://')[0]!r:.40}" if is_other else f"{url!r:.200}"
             raise ConfigError(
                 f"ledger: {shown} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
+            )
+        if _AT_ITS_ENDS.search(url.removeprefix("sqlite:///")):
+            raise ConfigError(
+                f"ledger: {url!r:.200} begins or ends with a blank or a quote, or has a control character in it; write it "
+                "without: it would be another ledger"
             )
         _usable(ledger_path(url))
 

@@ -33,13 +33,14 @@ from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
-from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, has_entry, may_change
+from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, lacking, may_change
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
 from x402guard.stores.postgres_schema import LOOKS_BY_INDEX, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
     LOST,
+    OUT_OF_TURN,
     STATEMENT_MS,
     Known,
     Server,
@@ -67,7 +68,11 @@ _MOST_LOCKED: Final = 5
 _LOCKED: Final = (
     "another session of the database has locked rows of this ledger for ten seconds: an open transaction, or LOCK TABLE"
 )
-_OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
+
+
+_LOST: Final = (
+    "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
+)
 
 
 class PostgresStore(GroupCommit, PostgresReads):
@@ -139,7 +144,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 return
             for left in ended:
                 self.outbox.add(left)
-                if not all(has_entry(self._writer, last) for last in left.lasts):
+                if lacking(self._writer, left.lasts) is not None:
                     if not self._latch():
                         raise rolled_back(self._url)
                     left.is_entered = True
@@ -192,7 +197,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             except MoreNeeded:
                 asked.busy = True  # at most once
                 continue
-            except _OUT_OF_TURN as error:
+            except OUT_OF_TURN as error:
                 locked += isinstance(error, refused.LockNotAvailable)
                 if locked == _MOST_LOCKED:
                     raise LedgerUnavailable(_LOCKED) from error
@@ -227,24 +232,26 @@ class PostgresStore(GroupCommit, PostgresReads):
 
         Returns False if that cannot be entered now.
         """
-        reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
         self._missing = self._missing or self.outbox.last
-        if self._is_latched and all(has_entry(self._writer, last) for last in self.outbox.lasts):
+        if self._is_latched and lacking(self._writer, self.outbox.lasts) is None:
             return True
         self._is_entering, self._entered = True, None
         try:
             scope = Scope(nodes=(WALLET,), marks=(ROLLED_BACK_MARK,), durable=True)
-            self._change_now(scope, partial(trip_rolled_back, reason=reason))
+            self._change_now(scope, partial(trip_rolled_back, reason=_LOST))
             for some in self.outbox.parts(self._oldest_ms()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
                 self._change_now(scope, partial(count_again, lost=some))
-            there = (last for last in self.outbox.lasts if has_entry(self._writer, last))
+            there = [last for last in self.outbox.lasts if lacking(self._writer, [last]) is None]
             self._enter_ends()  # also those of this process, which is refused from now on
             self.outbox.look_for(there if self._entered is None else [self._entered])
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
-            _LOG.error("%s; that cannot be entered: %s", reason, error)
+            _LOG.error("%s; that cannot be entered: %s", _LOST, error)
+            self._missing = (
+                None  # the next change asks anew: that may be of another server than this one, which is behind
+            )
             return False
         finally:
             self._is_entering = False
@@ -305,8 +312,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         """Look for each entry of ended processes as well, until one of this process is there beside them all."""
         if len(self.outbox.lasts) < 2 or self._needed is not self.outbox.last:
             return
-        # The newest one first: what is older than it, and is there after it, is there wherever it is.
-        self._missing = next((last for last in reversed(self.outbox.lasts) if not has_entry(self._writer, last)), None)
+        self._missing = self._writer.asked(lambda: lacking(self._writer, self.outbox.lasts))
         if self._missing is None:
             self.outbox.all_there()
 
@@ -320,15 +326,8 @@ class PostgresStore(GroupCommit, PostgresReads):
             before, values = f"BEGIN; {before}{idle}{TAKE_TURNS}; ", (as_text(turns),)
         now_ms = None if self._own_clock is None else self._clock()
         values += (self._known.id, asked.to_json(now_ms, self._needed))
-        was_connected = self._writer.is_connected
         sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
-        try:
-            [(answer,)] = self._writer.say(sql, values)
-        except BROKEN as error:
-            # The server may have been started anew since the last time; what was asked has changed nothing.
-            if isinstance(error, _OUT_OF_TURN) or self._writer.is_connected or not was_connected:
-                raise
-            [(answer,)] = self._writer.say(sql, values)
+        [(answer,)] = self._writer.asked(lambda: self._writer.say(sql, values))
         rows = LoadedRows(asked, answer)
         asked.loaded = len(rows.nodes)
         self._server_clock.see(rows.now_ms)
@@ -362,7 +361,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         """
         if isinstance(error, psycopg.Error):
             has_answer = error.sqlstate is not None and self._writer.is_connected  # a pooler answers for a lost server
-            if has_answer or isinstance(error, _OUT_OF_TURN) or not isinstance(error, BROKEN):
+            if has_answer or isinstance(error, OUT_OF_TURN) or not isinstance(error, BROKEN):
                 return False
         found = None
         try:

@@ -68,15 +68,18 @@ class PostgresMoment(PostgresReads):
         return [convert(row) for row in self._server.say(sql, values, statement_ms=REPORT_MS)]
 
 
-_HAS_ENTRY: Final = f"""
-SELECT EXISTS (SELECT FROM {SCHEMA}.entries AS e WHERE e.node_id = w.node_id AND e.seq = w.seq AND e.hash = w.hash)
-    OR EXISTS (SELECT FROM {SCHEMA}.archived AS a WHERE a.node_id = w.node_id AND a.seq >= w.seq)
-FROM (SELECT ?::text AS node_id, ?::bigint AS seq, ?::text AS hash) AS w"""
+_LACKING: Final = f"""
+SELECT w.place FROM unnest(?::text[], ?::bigint[], ?::text[]) WITH ORDINALITY AS w (node_id, seq, hash, place)
+WHERE NOT EXISTS (SELECT FROM {SCHEMA}.entries AS e WHERE e.node_id = w.node_id AND e.seq = w.seq AND e.hash = w.hash)
+    AND NOT EXISTS (SELECT FROM {SCHEMA}.archived AS a WHERE a.node_id = w.node_id AND a.seq >= w.seq)
+ORDER BY w.place LIMIT 1"""
 
 
-def has_entry(server: Server, entry: Mapping[str, str | int]) -> bool:
-    """Return whether an entry, by its node, number and hash, is in the journal, or is archived."""
-    return bool(server.run(_HAS_ENTRY, (entry["node_id"], entry["seq"], entry["hash"]))[0][0])
+def lacking(server: Server, entries: Sequence[Mapping[str, str | int]]) -> Mapping[str, str | int] | None:
+    """Return the first of these entries that is neither in the journal, by its node, number and hash, nor archived; or None."""
+    columns = [[entry[name] for entry in entries] for name in ("node_id", "seq", "hash")]
+    found = server.run(_LACKING, columns) if entries else []
+    return entries[found[0][0] - 1] if found else None
 
 
 def may_change(server: Server) -> bool:

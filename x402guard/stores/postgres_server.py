@@ -47,6 +47,8 @@ def settings(statement_ms: int = STATEMENT_MS) -> str:
 BROKEN: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 """The errors after which the state of a connection, and of what was sent over it, is unknown."""
 
+OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
+
 LOST: Final = (psycopg.Error, OSError, OverflowError, UnreadableRecord)
 """The errors that mean that the ledger cannot be read or written."""
 
@@ -173,6 +175,16 @@ class Server:
             if not isinstance(error, psycopg.Error) or self._connection.broken or self._connection.is_late:
                 self.close()  # what it is in the middle of is unknown
             raise
+
+    def asked(self, ask: Callable[[], R]) -> R:
+        """Return what *ask* does, which changes nothing: once more if the server has been started anew since the last time."""
+        was_connected = self.is_connected
+        try:
+            return ask()
+        except BROKEN as error:
+            if isinstance(error, OUT_OF_TURN) or self.is_connected or not was_connected:
+                raise
+            return ask()
 
     def roll_back(self) -> None:
         """End the transaction that is open, if one is. Takes no round trip if none is."""

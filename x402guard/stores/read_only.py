@@ -47,12 +47,13 @@ class ReadOnlyStore(SqliteStore):
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """Connect for one look: whether the file is being written can be another answer at the next one."""
         self._check_usable()
-        wal = Path(f"{self._path}-wal")
+        # First of all: what is noted is in the file, or in the -wal, which is looked for after it.
+        wal, noted = Path(f"{self._path}-wal"), noted_generation(self._path)
         with unavailable("cannot read the ledger", self._path):
             # Without a -wal nothing is open for writing, and the file is whole; SQLite would make files beside it.
             whole = not wal.exists() or wal.stat().st_size == 0
             uri = f"{self._path.as_uri()}?mode=ro" + ("&immutable=1" if whole else "")
-            stamp, noted = self._stamp(), noted_generation(self._path)
+            stamp = self._stamp()
             try:
                 with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
                     if self._is_known:

@@ -26,7 +26,7 @@ EVENT_NAME: Final = "x402guard_spend"
 """The name of the events for a billing system, unless the owner gives another one."""
 
 _LONGEST_NAME: Final = 100  # of Stripe's event names
-_FORMULA: Final = re.compile("(^|;)(?=[=+\\-@\t\r\uff1d\uff0b\uff0d\uff20])")
+_FORMULA: Final = re.compile('(^|;)(?="*[=+\\-@\t\r\uff1d\uff0b\uff0d\uff20])')
 """Where a spreadsheet takes what follows for a formula, also one whose separator is a semicolon; the signs in full width, too."""
 
 

@@ -55,18 +55,19 @@ class Hop(Struct):
 def place_of(url: str) -> str:
     """Return a URL as places are compared: clients escape it in different ways, and keep its fragment for themselves.
 
-    They keep an escaped delimiter, which is none (RFC 3986, 2.2): the place with a plain one is another one.
+    They keep most of the escaped delimiters, which are none (RFC 3986, 2.2): the place with a plain one is another one.
     """
     path, mark, query = url.partition("#")[0].partition("?")
     return f"{_unescaped(path, _PATH_DELIMITER)}{mark}{_unescaped(query, _QUERY_DELIMITER)}"
 
 
 def _unescaped(text: str, delimiter: re.Pattern[str]) -> str:
-    return unquote(delimiter.sub(lambda found: f"%25{found[1].upper()}", text))
+    return unquote(delimiter.sub(lambda found: f"%25{found[1].upper()}", _BARE.sub("%25", text)))
 
 
+_BARE: Final = re.compile("%(?![0-9A-Fa-f]{2})")  # some write it as %25
 _QUERY_DELIMITER: Final = re.compile("%(2[356B]|3[BD])", re.IGNORECASE)  # of # % & + ; =
-_PATH_DELIMITER: Final = re.compile("%(2[356BF]|3[BDF])", re.IGNORECASE)  # and of / ?
+_PATH_DELIMITER: Final = re.compile("%(2[35BF]|3F)", re.IGNORECASE)  # of # % + / ?; aiohttp writes & ; = plain there
 
 _UNKNOWN: Final = Hop(None, crosses=True)
 

@@ -71,6 +71,7 @@ from x402guard.x402.settlement import (
     PAYMENT_REQUIRED_STATUS,
     Doubt,
     ask_chain,
+    delivers,
     judge_reply,
     note_doubt,
     proven_taken,
@@ -377,7 +378,7 @@ def _read_if_short(authorized: Authorized, reply: Reply) -> Flow[AnswerEnd | Non
     One that breaks breaks for the caller at the same byte. The answer to a payment that was presented before is recorded
     first: the chain may be asked about it, which takes longer than an answer may be kept back.
     """
-    if authorized.represented or not succeeded(reply.status) or reply.status in _REDIRECTS:
+    if authorized.represented or not delivers(reply) or reply.status in _REDIRECTS:
         return None  # what a redirect leads to may be what was paid for
     length = stated_length(reply.headers)
     if length is None or length > SHORT_BYTES:
@@ -402,16 +403,16 @@ def _book(context: Context, authorized: Authorized, reply: Reply, end: AnswerEnd
     claim = judge_reply(reply, hold)
     try:
         if not isinstance(claim, Doubt):
-            hold = yield from write_claim(context, hold, claim, status=reply.status, end=end)
+            hold = yield from write_claim(context, hold, claim, status=reply.status, is_less=reply.is_less, end=end)
             hold = yield from _check_soon(context, hold)
         else:
-            delivers = succeeded(reply.status)
+            has_come = delivers(reply)
             # Facilitators answer a used nonce with a new offer: the chain is asked, and the seller has not failed.
             is_used = authorized.represented and reply.status == PAYMENT_REQUIRED_STATUS
             hold = yield from note_doubt(
-                context, hold, claim, sent=not delivers and not is_used, answered=delivers, end=end
+                context, hold, claim, sent=not has_come and not is_used, answered=has_come, end=end
             )
-            if not delivers and authorized.represented and hold.chain_evidence and hold.proof is None:
+            if not has_come and authorized.represented and hold.chain_evidence and hold.proof is None:
                 hold = yield from ask_chain(context, hold)
             elif claim.transaction:
                 hold = yield from _check_soon(context, hold)

@@ -54,6 +54,11 @@ def succeeded(status: int) -> bool:
     return 200 <= status < 400 or status == 101
 
 
+def delivers(reply: Reply) -> bool:
+    """True for an answer that delivers what was paid for."""
+    return succeeded(reply.status) and not reply.is_less
+
+
 class Doubt(Struct, frozen=True):
     """The reason why a reply is not a valid claim, and the transaction and the server's words in it, or ""."""
 
@@ -97,13 +102,15 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end: AnswerEnd | None = None) -> Flow[Hold]:
+def write_claim(
+    context: Context, hold: Hold, claim: Claim, *, status: int, is_less: bool = False, end: AnswerEnd | None = None
+) -> Flow[Hold]:
     """Record a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held and keeps the claim.
 
-    An answer with a *status* of 400 or more delivers nothing; the guards count a 402 or a 5xx as a failure. *end* is how
-    the answer ended, if it has ended.
+    An answer with a *status* of 400 or more, or that *is less* than what was asked for, delivers nothing; the guards
+    count a 402 or a 5xx as a failure. *end* is how the answer ended, if it has ended.
     """
-    failed = status >= 500 or status == PAYMENT_REQUIRED_STATUS
+    failed, has_come = status >= 500 or status == PAYMENT_REQUIRED_STATUS, succeeded(status) and not is_less
     intent = hold.payment()
     believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step, ending = step_of(hold), ending_of(context, hold, end)
@@ -115,7 +122,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
         note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
         claim_settlement(view, hold.id, claim, believe=believe)
-        return ending.change(view) if succeeded(status) else lose(view, presentation_of(hold))
+        return ending.change(view) if has_come else lose(view, presentation_of(hold))
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
     noted = (ceiling_mark(intent.payee), *receipt)
@@ -127,7 +134,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
         believe=believe,
         marks=noted,
         presented=hold.presented,
-        delivery=late_delivery(context, presentation_of(hold), end) if succeeded(status) else Delivery.LOST,
+        delivery=late_delivery(context, presentation_of(hold), end) if has_come else Delivery.LOST,
     )
     answer: Hold = yield Transact(scope, change, late)
     return answer

@@ -245,3 +245,19 @@ def test_no_error_of_a_paid_stream_shows_the_payment(session, kind, after, reads
     [signature] = agent.payloads
     assert signature[2:60] not in told
     assert session.spent + session.held == CENT
+
+
+@pytest.mark.parametrize("new_terms", [False, True])
+def test_an_agent_that_was_paid_and_asks_something_is_paid(session, new_terms):
+    """It has shown its receipt: its question is no lost answer. Another offer in its place is no end."""
+    question = asks() if new_terms else task(ASKS)
+    agent = Agent(update(WORKING, RECEIPT), question)
+    if new_terms:
+        with pytest.raises(SettlementUncertain):
+            send(agent, session)
+        assert (session.spent, session.held) == (0, CENT)
+        return
+    assert len(send(agent, session)) == 2
+    assert (session.spent, session.held) == (CENT, 0)
+    send(Agent(task(DONE, RECEIPT)), session)
+    assert session.spent == 2 * CENT, "the next purchase"
