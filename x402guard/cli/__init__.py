@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 import typer
@@ -114,8 +116,18 @@ def _in_two_lines(mistake: Any) -> str:
     return f"x402guard: {printable(_KEY.sub('[hidden]', wrong))}\nNothing was done. See: {path} --help\n"
 
 
+def _mend_streams() -> None:
+    """Put the null device in place of a stream that is closed, and a question mark of what the output cannot encode."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line. A mistake prints what is wrong and what to do on stderr, with exit code 2."""
+    _mend_streams()
     try:
         code = app(prog_name="x402guard", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -14,7 +14,7 @@ from x402guard.errors import ConfigError
 from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, REPORT_KEY_PASSWORD, load_settings
 from x402guard.guard.signed_report import ReportKey
 from x402guard.x402.keys import keystore_address, make_keystore, parse_key
-from x402guard.x402.signer import address_in
+from x402guard.x402.signer import address_in, refuse_key
 
 keys = typer.Typer(no_args_is_help=True, help="Make a keystore, put a key into one, and show whose key it is.")
 
@@ -93,6 +93,7 @@ def report_key(path: Path) -> ReportKey:
 
 
 def _check_new(path: Path, what: str = "keystore") -> None:
+    refuse_key(path.name)
     if path.exists() or path.is_symlink():
         raise ConfigError(f"{what}: {path} already exists, and a key is never overwritten; name another file")
     if not path.parent.is_dir():
