@@ -313,13 +313,24 @@ def test_a_payload_shows_no_signature_and_is_not_pickled(guarded, trickler):
 
 
 @BOTH
-def test_one_call_pays_once_however_it_is_redirected(guarded, trickler, way):
+@pytest.mark.parametrize(
+    "where",
+    [
+        "{path}",
+        "/x/..{path}",
+        "HTTP://{host}{path}",
+        "http://@{host}{path}",
+        "http://{host}/.{path}",
+        "{path}\t",
+        "{path}#x",
+    ],
+)
+def test_one_call_pays_once_however_it_is_redirected(guarded, trickler, way, where):
     def onward(line):
         number = int(line.asked.path[2:])
+        place = where.format(path=f"/c{number + 1}", host=trickler.host)
         line.send(
-            paid_head(f"location: /c{number + 1}\r\ncontent-length: 0\r\n\r\n".encode()).replace(
-                b"200 OK", b"302 Found"
-            )
+            paid_head(f"location: {place}\r\ncontent-length: 0\r\n\r\n".encode()).replace(b"200 OK", b"302 Found")
         )
 
     for number in range(9):

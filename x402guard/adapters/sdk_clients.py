@@ -6,12 +6,11 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeVar
-from urllib.parse import urljoin
 
 import anyio
+import httpx
 from pydantic import BaseModel, PrivateAttr
 from typing_extensions import override
 from x402 import x402Client, x402ClientSync
@@ -25,7 +24,7 @@ from x402guard.errors import ConfigError, PolicyDenied
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import FindsBudget
-from x402guard.http.request import note_made
+from x402guard.http.request import note_made, place_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import PAYMENT_RESPONSE
 
@@ -137,9 +136,9 @@ def _offer(required: object) -> Offered:
 
 def _second(place: str) -> Refusal | None:
     """Return the refusal of a payment at the place that the answer to another payment has named, once."""
-    named, here = _NAMED.get(), place.partition("#")[0]
+    named = _NAMED.get()
     _NAMED.set("")
-    if not named or named != here:
+    if not named or named not in (_UNREADABLE, _spelled(place)):
         return None
     return Refusal(
         "one_payment_per_request",
@@ -153,8 +152,23 @@ def _note_named(status: int, get_header: Callable[[str], str | None]) -> None:
     known, where = _PLACE.get(), get_header("location")
     _NAMED.set("")
     if known is not None and where is not None and 300 <= status < 400:
-        with suppress(ValueError):
-            _NAMED.set(urljoin(known[1], where).partition("#")[0])
+        _NAMED.set(_spelled(known[1], where))
+
+
+_UNREADABLE: Final = "unreadable"
+
+
+def _spelled(url: str, where: str = "") -> str:
+    """Return a place in one of its spellings, that of *where* on the page *url*; one that clients may read is any place."""
+    try:
+        found = httpx.URL(url).join(where.translate(_DROPPED).strip())
+        return f"{place_of(found)}?{found.query.decode('ascii')}"
+    except (httpx.InvalidURL, ValueError):
+        return _UNREADABLE
+
+
+_DROPPED: Final = dict.fromkeys(map(ord, "\t\r\n"))
+"""What clients leave out of a Location."""
 
 
 def _ended(payload: object, get_header: Callable[[str], str | None]) -> tuple[Payment, str | None] | None:
