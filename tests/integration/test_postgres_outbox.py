@@ -165,13 +165,26 @@ def test_a_moment_on_a_server_that_is_behind_is_no_end_of_looking(url):
         assert (wallet.state, wallet.terminated_by) == TRIPPED
 
 
-def test_a_clock_that_is_set_right_after_a_process_began_makes_nothing_old(url):
-    process = begun(url, "answered", clock_behind_h=7)
-    postgres.keep_copy(url)
+@pytest.mark.parametrize("hours", [7, -7])
+@pytest.mark.parametrize("loses", ["what came after", "all of it"])
+def test_a_clock_that_is_set_right_after_a_process_began_makes_nothing_old(url, hours, loses):
+    if loses == "all of it":
+        opens_a_guard(url)
+        postgres.keep_copy(url)
+    process = begun(url, "answered", clock_behind_h=hours)
+    if loses == "what came after":
+        postgres.keep_copy(url)
     ended(process)
     postgres.lose_since(url)
     opens_a_guard(url)
-    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+    with Owner(url, read_only=True) as owner:
+        wallet = next(row for row in owner.sessions() if row.name == "wallet")
+        assert owner.verify() == []
+    assert (wallet.state, wallet.terminated_by, wallet.spent, wallet.held) == (
+        *TRIPPED,
+        Decimal("0.35"),
+        Decimal("0.01"),
+    )
 
 
 def test_a_retry_presents_the_lost_payment_again(url):

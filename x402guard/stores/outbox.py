@@ -172,13 +172,13 @@ class Outbox(Kept):
     """What this process has kept: in memory alone until it is told where its file lies.
 
     Args:
-        here_ms: returns this machine's time in unix milliseconds, as its clock shows it; by default that of the ledger. What
-            is old is so by both: the clock of a server that takes over may be hours ahead.
+        here: returns this machine's time in unix milliseconds, and how far its clock has been set ahead of that; by default
+            the time is that of the ledger. What is old is so by both: a server that takes over may be hours ahead.
     """
 
-    def __init__(self, here_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, here: Callable[[], tuple[int, int]] | None = None) -> None:
         super().__init__()
-        self._here_ms = here_ms
+        self._here, self._ahead_ms = here, 0
         self._folder: Path | None = None
         self._is_synced = False
         self._file: OutboxFile | None = None
@@ -196,7 +196,7 @@ class Outbox(Kept):
         """Keep what the changes of one transaction have written, with its *last* entry if that has to stay."""
         first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
         holds, gone = list[Written](), list[str]()
-        at_ms = rows.now_ms if self._here_ms is None else self._here_ms()
+        at_ms = rows.now_ms if self._here is None else self._now_ms(self._here)
         for hold in rows.written_holds():
             before = self.known(hold.id)
             if hold.kind is HoldKind.TOKENS or hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
@@ -221,6 +221,16 @@ class Outbox(Kept):
             if gone or last is not None:
                 lines.append(_Line(at_ms, UNSET if last is None else _entries(self.lasts), gone=gone))
             self._say(*lines, sync=last is not None and self._is_synced)
+
+    def _now_ms(self, here: Callable[[], tuple[int, int]]) -> int:
+        """Return the time as this machine's clock shows it. Where it was set, what was kept before is as old as it was."""
+        now_ms, ahead_ms = here()
+        with self._lock:
+            if ahead_ms != self._ahead_ms:
+                set_by_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
+                self._holds = {hold_id: (at_ms + set_by_ms, kept) for hold_id, (at_ms, kept) in self._holds.items()}
+                self._is_behind = True  # the file is written anew
+        return now_ms + ahead_ms
 
     @override
     def parts(self, now_ms: int) -> list[list[Written]]:

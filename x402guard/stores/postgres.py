@@ -113,8 +113,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._here = StoreClock(clock_ms)  # this machine's own time
-        # By the clock as it stands: one that is set right after the process began makes nothing old.
-        self.outbox: Final = Outbox(lambda: sum(self._here.read()))
+        self.outbox: Final = Outbox(self._here.read)
         self._missing: Last | None = None  # the newest entry that the server has lost
         self._entered: Last | None = None
         self._is_latched = self._is_entering = False

@@ -181,7 +181,7 @@ def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mi
 @pytest.mark.parametrize("server_ahead_h", [-7, 0, 7, 10_000])
 def test_what_is_old_is_so_by_this_machines_clock_as_well(place, server_ahead_h):
     here = [START_MS]
-    mine, ahead_ms = Outbox(lambda: here[0]), server_ahead_h * HOUR_MS
+    mine, ahead_ms = Outbox(lambda: (here[0], 0)), server_ahead_h * HOUR_MS
     mine.keep_in(place, synced=False)
     mine.note(Rows(a_hold("first")), LAST)
     here[0] += HOUR_MS
