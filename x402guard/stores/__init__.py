@@ -117,7 +117,7 @@ def as_ledger_url(given: str | Path) -> str:
     return f"sqlite:///{text}" if is_path else text
 
 
-_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")
+_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _AT_ITS_ENDS: Final = re.compile(r"""^[\s"']|[\s"']$|[\x00-\x1f\x7f]""")
 """What a shell, a Makefile or a file with CRLF leaves in a name: it would be another file, and so a second budget."""
 
@@ -128,10 +128,8 @@ def check_ledger_url(url: str) -> None:
         _check_postgres(url)
     elif url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
-            is_other = "://" in url and not url.startswith("sqlite:")  # it may hold a password
-            shown = f"a URL of {url.partition('://')[0]!r:.40}" if is_other else f"{url!r:.200}"
             raise ConfigError(
-                f"ledger: {shown} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
+                f"ledger: {_shown(url)} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
         if _AT_ITS_ENDS.search(url.removeprefix("sqlite:///")):
             raise ConfigError(
@@ -139,6 +137,14 @@ def check_ledger_url(url: str) -> None:
                 "without: it would be another ledger"
             )
         _usable(ledger_path(url))
+
+
+def _shown(url: str) -> str:
+    """Return what is no ledger, as an error may show it: it may hold a password."""
+    scheme = _SCHEME.match(url)
+    if url.startswith("sqlite:") or not any(sign in url.lower() for sign in ("://", "@", "password")):
+        return f"{url!r:.200}"
+    return "a text that may hold a password" if scheme is None else f"a URL of {scheme[0][:-1]!r:.40}"
 
 
 def ledger_path(url: str) -> Path:
