@@ -14,7 +14,7 @@ from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.ledger.authorize import Refusal, check_open, feed
+from x402guard.ledger.authorize import Refusal, check_open, note_granted
 from x402guard.ledger.delegations import (
     UNANSWERED,
     Delegation,
@@ -123,7 +123,7 @@ def _offered(
     until_ms, soft = granted.deadline * 1000, context.policy.soft_parts
     node = open_node(view, replace(opening, limit=granted.limit, soft=soft, until_ms=until_ms))
     view.put_node(replace(node, openers=()))  # it is open in no process until its token is redeemed
-    feed(view, context.node_id, TASK_STARVED)
+    note_granted(view, context.node_id, TASK_STARVED)
     total = granted.token_budget or tokens_above(view, context)
     open_tokens(view, tokens_node(node.id), total, node.name, soft)
     quotes = tuple((pattern, int(price)) for pattern, price in context.quotes)

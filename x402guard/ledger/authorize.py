@@ -152,11 +152,13 @@ def authorize(
     written = begin(view, hold, facts)
     record_excused(view, hold.node_id, written.id)
     if hold.kind in STARVED:
-        feed(view, hold.node_id, ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED[hold.kind] | TASK_STARVED)
+        note_granted(
+            view, hold.node_id, ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED[hold.kind] | TASK_STARVED
+        )
     return written
 
 
-def feed(view: LedgerView, node_id: str, bits: int) -> None:
+def note_granted(view: LedgerView, node_id: str, bits: int) -> None:
     """Note, on the path of a node, that what these *bits* of ``STARVED`` mean was granted."""
     for node in view.path(node_id):
         if node.starved & bits:

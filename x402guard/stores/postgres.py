@@ -248,9 +248,8 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
             _LOG.error("%s; that cannot be entered: %s", _LOST, error)
-            self._missing = (
-                None  # the next change asks anew: that may be of another server than this one, which is behind
-            )
+            # The next change asks anew: that may be of another server than this one, which is behind.
+            self._missing = None
             return False
         finally:
             self._is_entering = False
