@@ -47,6 +47,12 @@ MOST_QUOTED: Final = 200
 """How many characters of a peer's words are kept."""
 
 _MOST_READ: Final = 4_096
+_ADDRESS_DIGITS: Final = 40
+_MAY_BE_A_KEY: Final = re.compile(
+    rf"(?<![0-9a-fA-F])(?![0-9a-fA-F]{{{_ADDRESS_DIGITS}}}(?![0-9a-fA-F]))([0-9a-fA-F]{{6}})[0-9a-fA-F]{{27,}}"
+)
+"""A key, or a part of one that an error has cut. An address is none."""
+
 _SPENDABLE: Final = re.compile(r"[A-Za-z0-9+/_=-]{80,}")
 
 
@@ -119,11 +125,17 @@ def _rebuild(kind: type[X402GuardError], args: tuple[Any, ...], state: dict[str,
 
 
 class ConfigError(X402GuardError):
-    """A setting is missing or wrong. Raised before anything is sent."""
+    """A setting is missing or wrong. Raised before anything is sent.
+
+    What is longer in hex digits than an address is shown by its beginning alone: it may be a key in the wrong setting.
+    """
 
     phase: Phase = "configuration"
     retry: Retry = "after_change"
     advice = "Nothing was sent or paid."
+
+    def __init__(self, message: str, *, advice: str | None = None) -> None:
+        super().__init__(_MAY_BE_A_KEY.sub(r"\1…", message), advice=advice)
 
 
 class PaymentRefused(X402GuardError):

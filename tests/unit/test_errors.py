@@ -1,6 +1,7 @@
 """What an error becomes as a tool's answer: in the vendors' own types, with what an agent can act on."""
 
 import json
+import pickle
 
 import pytest
 from anthropic.types import ToolResultBlockParam
@@ -137,3 +138,19 @@ def test_words_of_a_peer_say_no_signature_even_where_they_are_cut(spendable):
         assert "[redacted]" in shown
     transaction = "0x" + "ab" * 32
     assert transaction in quoted(f"see {transaction}")
+
+
+KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
+
+
+@pytest.mark.parametrize("shown", [KEY, f"0x{KEY}", f"0x{KEY}"[:40], f"0x{KEY}"[:60], KEY[:33], f"{{'{KEY}': 'a"])
+def test_a_key_in_the_wrong_setting_is_not_shown(shown):
+    error = ConfigError(f"budget: {shown!r} is not a dollar amount")
+    assert KEY[6:12] not in str(error)
+    assert "4c0883…" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("shown", ["0x857b06519E91e3A54538791bDbb0E22373e36b66", "eip155:84532", "0123456789" * 4])
+def test_an_address_in_a_setting_is_shown(shown):
+    assert shown in str(ConfigError(f"payee: {shown} is not this wallet's"))

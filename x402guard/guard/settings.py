@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -35,6 +37,7 @@ from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.stores import DEFAULT_LEDGER
+from x402guard.strict_json import NotReadable, read_json
 from x402guard.x402.signer import LocalSigner, address_in, refuse_key
 
 ENV_PREFIX: Final = "X402GUARD_"
@@ -125,12 +128,12 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment goes before the file. A ``.env`` file is not read: keys leak from there."""
-        return init_settings, env_settings, _TomlWithoutKey(settings_cls)
+        return init_settings, _Environment(settings_cls), _TomlWithoutKey(settings_cls)
 
     def registry(self) -> AssetRegistry:
         """Return the tokens that may be paid with: the built-in ones, and those of the settings. Raises ``ConfigError``."""
@@ -179,7 +182,7 @@ class Settings(BaseSettings):
         self._check_one_key()
         if self.private_key is not None:
             return LocalSigner.from_key(self.private_key.get_secret_value()).address
-        return None if self.keystore is None else address_in(Path(self.keystore))
+        return None if self.keystore is None else address_in(self.keystore)
 
     def _check_one_key(self) -> None:
         if self.private_key is not None and self.keystore is not None:
@@ -297,7 +300,7 @@ def settings_sources(path: Path | None = None) -> str:
     if file is None:
         return f"{said}; no file"
     try:
-        keys = ", ".join(tomllib.loads(file.read_text(encoding="utf-8")))
+        keys = ", ".join(_toml(file))
     except _UNREADABLE as error:
         raise _unreadable(file, error) from None
     unused = "; its table [policy] is not used, because the environment sets the policy" if _sets_policy() else ""
@@ -327,7 +330,12 @@ def _read(path: Path | None) -> Settings:
         raise _unreadable(path or CONFIG_FILE, error) from None
 
 
-_UNREADABLE: Final = (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError)
+_UNREADABLE: Final = (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError)
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
+    return tomllib.loads(file.read_text(encoding="utf-8-sig"))
 
 
 def _unreadable(file: Path | str, error: Exception) -> ConfigError:
@@ -368,11 +376,17 @@ def _what_is_wrong(error: ErrorDetails, loc: list[str]) -> str:
         "float_type": f"{given} is not a number",
         "list_type": f'{given} is not a list; write a list, such as ["a", "b"]',
         "dict_type": f"{given} is not a table",
-        "model_type": f"{given} is not a table" + ("; write a URL, or a list of URLs" if loc[0] == "chains" else ""),
+        "model_type": f"{given} is not a table{_instead(loc)}",
         "literal_error": f"{given} is not {expected}",
         "string_type": f"{given} is not text" + ('; write it as text, such as "$5.00"' if money else ""),
     }
     return words.get(kind) or str(error["msg"])
+
+
+def _instead(loc: list[str]) -> str:
+    if loc[0] == "chains":
+        return "; write a URL, or a list of URLs"
+    return "; write its keys, or false for no such rule" if loc[0] == "policy" and len(loc) == 2 else ""
 
 
 _PYDANTICS: Final = re.compile(r"Settings$|^(list|function-before)\[")
@@ -417,11 +431,51 @@ _NOT_IN_A_FILE: Final = (
 )
 
 
+class _Environment(EnvSettingsSource):
+    """The environment, whose lists and tables are JSON that has one reading, and no null.
+
+    With pydantic's own reader, the last of two equal keys would win, and null would mean "no such rule".
+    """
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002 - pydantic's
+        try:
+            found = read_json(value)
+        except NotReadable as error:
+            if value.lstrip()[:1] not in ("{", "["):
+                raise  # the setting may be a text as well
+            key = "" if _LIKE_A_KEY.search(error.words) else error.words
+            raise ConfigError(f"{_variable_of(value, field_name)}: {error}{key and f': {key!r:.60}'}") from None
+        if _has_null(found):
+            raise ConfigError(f"{_variable_of(value, field_name)}: null is no value; leave out what is not set")
+        return found
+
+
+def _variable_of(value: str, field_name: str) -> str:
+    """Return the name of the variable with this value: pydantic knows the last part of the name alone."""
+    names = (n for n, given in os.environ.items() if given == value and n.startswith(ENV_PREFIX))
+    return next((n for n in names if n.endswith(field_name.upper())), field_name)
+
+
+def _has_null(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or any(_has_null(each) for each in inner)
+
+
 class _TomlWithoutKey(TomlConfigSettingsSource):
     """The TOML file without secrets, and without its policy if the environment sets one, which would be mixed with it.
 
     Files are copied, committed and backed up.
     """
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        values = _toml(file_path)
+        for name in values:
+            if name not in Settings.model_fields and name.lower() in Settings.model_fields:
+                # pydantic would take one of [policy] and [Policy], and drop the other.
+                raise ConfigError(
+                    f"{name}: settings are written in small letters (in {file_path}); write {name.lower()}"
+                )
+        return values
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()

@@ -29,6 +29,15 @@ def _no_flag(given: object) -> object:
     return given
 
 
+def _no_number(given: object) -> object:
+    if given is not False:
+        raise PydanticCustomError("model_type", "it is not a table")
+    return given
+
+
+Off = Annotated[Literal[False], BeforeValidator(_no_number)]
+"""``false`` instead of a table. Python, and pydantic with it, takes 0 for the same."""
+
 Whole = Annotated[int, BeforeValidator(_no_flag)]
 """A whole number in a table, where ``true`` is none."""
 
@@ -87,7 +96,7 @@ def _in_toml(annotation: Any) -> Any:
             return str | tables[0] if tables else str
         [only] = args
         inner = _in_toml(only)
-        return inner | Literal[False] if dataclasses.is_dataclass(only) else inner  # false means None
+        return inner | Off if dataclasses.is_dataclass(only) else inner  # false means None
     match get_origin(annotation):
         case origin if origin is Callable:
             return None

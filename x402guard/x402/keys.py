@@ -16,6 +16,12 @@ KEY_BYTES: Final = 32
 _EXPECTED: Final = "a private key has 32 bytes, as hex with or without 0x"
 _HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _PHRASES: Final = frozenset({12, 15, 18, 21, 24})  # BIP-39
+_MOST_MEMORY: Final = 2**30
+_MOST_WORK: Final = 2**25
+"""For scrypt: n · r · p, sixteen times that of wallets."""
+
+_MOST_ROUNDS: Final = 20_000_000
+_MOST_LENGTH: Final = 1_024
 _KEYSTORE: Final = "LocalSigner.from_keystore(path, password=…)"
 
 
@@ -115,11 +121,26 @@ def _keystore(text: str) -> Mapping[str, Any] | str:
         store = read_object(text)
     except NotReadable as error:
         return f"it cannot be read: {error}"
-    if not isinstance(store.get("crypto", store.get("Crypto")), dict):
+    crypto = store.get("crypto", store.get("Crypto"))
+    if not isinstance(crypto, dict):
         return "it is no keystore: it has no table crypto"
     if store.get("version") != 3:
         return f"its version is {str(store.get('version'))[:20]!r}; version 3 is read"
+    if not _is_bounded(crypto):
+        return "its kdfparams ask for over 1 GiB of memory, or for minutes: wallets ask for 256 MiB (n = 262144, r = 8)"
     return {key.lower() if key == "Crypto" else key: value for key, value in store.items()}
+
+
+def _is_bounded(crypto: Mapping[str, Any]) -> bool:
+    """Return whether the password's hash takes bounded memory and time. A parameter that is missing is told later."""
+    given = crypto.get("kdfparams")
+    given = given if isinstance(given, dict) else {}
+    n, r, p, rounds, length = (given.get(name, 1) for name in ("n", "r", "p", "c", "dklen"))
+    if not all(type(each) is int and each > 0 for each in (n, r, p, rounds, length)):
+        return False
+    return bool(
+        128 * n * r <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds <= _MOST_ROUNDS and length <= _MOST_LENGTH
+    )
 
 
 def make_keystore(password: str, given: object = None) -> str:

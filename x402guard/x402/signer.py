@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import stat
 import threading
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
@@ -21,6 +22,8 @@ from x402guard.x402.keys import address_of, keystore_address, parse_key, read_ke
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
 from x402guard.x402.schemes.scheme import PERMIT2
+
+_MOST_BYTES: Final = 65_536
 
 
 class AllowanceTerms(Struct, frozen=True):
@@ -87,13 +90,11 @@ class LocalSigner:
 
         Raises ``ConfigError`` for a file that cannot be read, another format, and a wrong password.
         """
-        refuse_key(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = _text_of(path)
+        except ConfigError:
             del password
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"keystore: {path} cannot be read: {why}") from None
+            raise
         if type(password) is not str:
             wrong = "the password is None: the variable or secret that it comes from is not set"
             if password is not None:
@@ -213,13 +214,29 @@ def refuse_key(path: Path | str) -> None:
         )
 
 
-def address_in(keystore: Path) -> Address:
+def address_in(keystore: Path | str) -> Address:
     """Return the address that a keystore file names. Raises ``ConfigError`` for a file that names none."""
-    refuse_key(keystore)
+    text = _text_of(keystore)
     try:
-        return keystore_address(keystore.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return keystore_address(text)
+    except ValueError as error:
         raise ConfigError(f"keystore: {keystore}: {error}") from None
+
+
+def _text_of(keystore: Path | str) -> str:
+    refuse_key(keystore)
+    file = Path(keystore)
+    try:
+        file = file.expanduser()
+        state = file.stat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a pipe without a writer would never end
+            raise ConfigError(
+                f"keystore: {keystore} is no keystore: not a regular file, or more than {_MOST_BYTES:,} bytes"
+            )
+        return file.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text, or no path"
+        raise ConfigError(f"keystore: {keystore} cannot be read: {why}") from None
 
 
 def _as_authorized(hold: Hold) -> Hold:

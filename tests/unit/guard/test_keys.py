@@ -1,6 +1,7 @@
 """Where a key may come from, what is said of what is none, and that no message and no traceback shows it."""
 
 import json
+import os
 import traceback
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.merchant import KEY, PAYER
 from x402guard import ConfigError, Guard, LocalSigner
 from x402guard.evm import ORDER
 from x402guard.guard.settings import load_settings
+from x402guard.x402.signer import address_in
 
 WORDS = "test " * 11 + "junk"
 KEY_BYTES = bytes.fromhex(KEY.removeprefix("0x"))
@@ -85,7 +87,7 @@ def test_a_keystore_is_read_with_its_password(keystore):
         ('{"version": 1, "crypto": {}}', "its version is '1'; version 3 is read"),
         ('{"version": 3, "crypto": {}}', "it cannot be decrypted (KeyError)"),
         ('{"version": 3, "crypto": {"kdf": "rot13"}}', "it cannot be decrypted"),
-        ("[" * 100_000, "it cannot be read: nested too deeply"),
+        ("[" * 60_000, "it cannot be read: nested too deeply"),
     ],
 )
 def test_what_is_no_keystore_is_told(tmp_path, text, says):
@@ -106,6 +108,41 @@ def test_a_wrong_password_a_missing_file_and_none_are_told(keystore, tmp_path):
         LocalSigner.from_keystore(keystore, password=None)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"n": 2**24}, {"p": 2**10}, {"r": 2**20}, {"n": 2**20, "r": 64}, {"n": -1}, {"r": 0.5}]
+)
+def test_a_keystore_whose_password_would_take_minutes_or_all_memory_is_refused(tmp_path, changes):
+    kdf = {"n": 2**18, "r": 8, "p": 1, "dklen": 32, "salt": "00" * 16} | changes
+    crypto = {
+        "kdf": "scrypt",
+        "kdfparams": kdf,
+        "ciphertext": "00" * 32,
+        "mac": "00" * 32,
+        "cipherparams": {"iv": "00"},
+    }
+    (tmp_path / "wallet.json").write_text(json.dumps({"version": 3, "crypto": crypto}))
+    with pytest.raises(ConfigError, match="its kdfparams ask for over 1 GiB of memory, or for minutes"):
+        LocalSigner.from_keystore(tmp_path / "wallet.json", password="x")
+
+
+def test_what_is_no_regular_file_is_no_keystore(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.json").write_bytes(b"{" * 70_000)
+    for name in ("pipe", "large.json", "."):
+        with pytest.raises(ConfigError, match="is no keystore: not a regular file"):
+            LocalSigner.from_keystore(tmp_path / name, password="x")
+        with pytest.raises(ConfigError, match="is no keystore: not a regular file"):
+            address_in(tmp_path / name)
+    with pytest.raises(ConfigError, match="it is no text, or no path"):
+        LocalSigner.from_keystore("wallet\0.json", password="x")
+
+
+def test_a_keystore_in_the_home_folder_is_found(keystore, monkeypatch):
+    monkeypatch.setenv("HOME", str(keystore.parent))
+    assert LocalSigner.from_keystore("~/wallet.json", password="correct horse").address == PAYER
+    assert address_in("~/wallet.json") == PAYER
+
+
 def changed(keystore, path, value):
     store = json.loads(keystore.read_text())
     part = store
@@ -120,8 +157,10 @@ def changed(keystore, path, value):
     [
         (("address",), "ab" * 20, "it names the address 0xabab.*, but its key is that of 0x19E7"),
         (("crypto", "cipherparams", "iv"), "00" * 16, "but its key is that of"),
-        (("crypto", "kdfparams", "c"), 10**30, "it cannot be decrypted"),
-        (("crypto", "kdfparams", "dklen"), 10**30, "it cannot be decrypted"),
+        (("crypto", "kdfparams", "c"), 10**30, "its kdfparams ask for"),
+        (("crypto", "kdfparams", "c"), "1", "its kdfparams ask for"),
+        (("crypto", "kdfparams", "dklen"), 10**30, "its kdfparams ask for"),
+        (("crypto", "kdfparams", "n"), 2**24, "its kdfparams ask for"),
         (("crypto", "kdfparams", "prf"), "x", "it cannot be decrypted"),
     ],
 )
