@@ -258,8 +258,6 @@ class Payment:
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
         self._lock = threading.Lock()
-        # Who asks again, in the task that was to end it, has lost it: it is presented again, and not waited for.
-        context.between_hops[self._presentation] = here().follow_task()
 
     def __repr__(self) -> str:
         return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature
@@ -275,14 +273,36 @@ class Payment:
     @property
     def header(self) -> tuple[str, str]:
         """The name and value of its header, for a request of the caller's own."""
+        self._is_read()
         return self._name, self._value.reveal()
 
     @property
     def payload(self) -> dict[str, Any]:
         """The PaymentPayload to send, as JSON values: in ``_meta["x402/payment"]`` over MCP, for example."""
+        self._is_read()
+        return self._message()
+
+    def _message(self) -> dict[str, Any]:
         with forgetting():
             found: dict[str, Any] = decode_base64_json(self._value.reveal(), field="payload")
             return found
+
+    def note(self) -> None:
+        """Note it as this guard's own: a guarded transport that carries it does not take it for another client's.
+
+        It may carry it in a header, over MCP or over A2A.
+        """
+        with forgetting():
+            note_made([(self._name.lower(), self._value.reveal())], self._message())
+
+    def _is_read(self) -> None:
+        """The task that reads it first sends it. If it asks again, it has lost it: its payment is presented again at once.
+
+        The task that signs may be another one, which ends before the payment is sent.
+        """
+        with self._lock:
+            if self._flow is not None and self._presentation not in self._context.between_hops:
+                self._context.between_hops[self._presentation] = here().follow_task()
 
     def settled(self, response: object = None) -> Receipt:
         """End it with the seller's answer, and return its receipt.
@@ -330,7 +350,7 @@ class Payment:
         """
         forget_locals(error)
         with forgetting():
-            secrets = [self._value.reveal(), *_signatures(self.payload)]
+            secrets = [self._value.reveal(), *_signatures(self._message())]
             text = "".join(traceback.format_exception(error))
             shows = isinstance(error, Exception) and any(secret in text for secret in secrets)
         return ConnectionError(f"{type(error).__name__}: its text has the payment, and is left out") if shows else error
@@ -452,8 +472,5 @@ def _signing(offer: Offered, context: Context) -> Flow[_Halted]:
 def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> Payment:
     redact_logs()
     payment = Payment(halted, slots, context, shell)
-    name, value = payment.header
-    with forgetting():
-        # A guarded transport that carries it, in a header, over MCP or over A2A, does not take it for another client's.
-        note_made([(name.lower(), value)], payment.payload)
+    payment.note()
     return payment

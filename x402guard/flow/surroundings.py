@@ -92,13 +92,13 @@ class Surroundings:
     def follow_task(self) -> Callable[[], bool]:
         """Return what says later, in any task, whether this one has ended or is the one that asks.
 
-        Outside an event loop, a thread takes the place of the task.
+        Outside an event loop, a thread takes the place of the task. A loop that runs in it later runs on its behalf.
         """
         kept = weakref.ref(current_task())
 
         def is_over() -> bool:
             task = kept()
-            if task is None or task is current_task():
+            if task is None or task is current_task() or task is threading.current_thread():
                 return True
             return task.done() if isinstance(task, asyncio.Task) else _is_ended_thread(task)
 

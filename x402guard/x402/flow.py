@@ -139,7 +139,9 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         wait = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
         hold = yield from _present(context, authorized, header, wait)  # 8, 9
     except BaseException:
-        context.in_flight.pop(presentation_of(authorized.hold), None)
+        presentation = presentation_of(authorized.hold)
+        context.in_flight.pop(presentation, None)
+        context.between_hops.pop(presentation, None)
         raise
     return replace(receipt_of(hold), presented=authorized.hold.presented)  # 10
 

@@ -229,10 +229,10 @@ def _text_of(keystore: Path | str) -> str:
     try:
         file = file.expanduser()
         state = file.stat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a pipe without a writer would never end
-            raise ConfigError(
-                f"keystore: {keystore} is no keystore: not a regular file, or more than {_MOST_BYTES:,} bytes"
-            )
+        if not stat.S_ISREG(state.st_mode):  # a pipe without a writer never ends
+            raise ConfigError(f"keystore: {keystore} cannot be read: it is no regular file")
+        if state.st_size > _MOST_BYTES:
+            raise ConfigError(f"keystore: {keystore} is no keystore: it has more than {_MOST_BYTES:,} bytes")
         return file.read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text, or no path"

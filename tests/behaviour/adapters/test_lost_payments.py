@@ -5,6 +5,7 @@ import gc
 import time
 
 import anyio
+import pytest
 
 from tests.behaviour.adapters.test_direct import CENT, MODES, end, pay
 from tests.support.merchant import URL, make_guard, receipt, required
@@ -17,6 +18,7 @@ def test_who_asks_again_in_the_same_task_does_not_wait_for_itself(mode):
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
         began = time.monotonic()
         first = pay(mode, session, required())
+        assert first.header[0] == "PAYMENT-SIGNATURE"
         again = pay(mode, session, required())
         assert (again.hold_id, session.held) == (first.hold_id, CENT)
         assert end(mode, again, "settled", receipt()).hold_id == first.hold_id
@@ -32,6 +34,7 @@ def test_who_asks_beside_a_task_that_has_ended_does_not_wait_for_it():
     async def both(session):
         async def loses():
             kept.append(await session.apay(required()))
+            assert kept[0].payload["x402Version"] == 2
 
         await asyncio.gather(loses())
         with anyio.fail_after(10):
@@ -41,6 +44,45 @@ def test_who_asks_beside_a_task_that_has_ended_does_not_wait_for_it():
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
         again = asyncio.run(both(session))
         assert again.hold_id == kept[0].hold_id
+
+
+async def in_a_thread(session):
+    return await asyncio.to_thread(session.pay, required())
+
+
+async def in_a_task_of_its_own(session):
+    return await asyncio.create_task(session.apay(required()))
+
+
+@pytest.mark.parametrize("signed", [in_a_thread, in_a_task_of_its_own])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_payment_that_is_signed_elsewhere_and_on_its_way_is_waited_for(signed, is_read):
+    """The task or thread that has signed ends, or does other work, while the payment is being sent."""
+
+    async def two_buyers(session):
+        first = await signed(session)
+        if is_read:
+            assert first.header[1]
+        other = asyncio.create_task(signed(session))
+        done, _ = await asyncio.wait([other], timeout=0.5)
+        assert not done
+        await first.asettled(receipt())
+        with anyio.fail_after(10):
+            second = await other
+        assert second.hold_id != first.hold_id
+        await second.asettled(receipt())
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        asyncio.run(two_buyers(session))
+        assert (session.spent, session.held) == (2 * CENT, 0)
+
+
+def test_payments_that_are_dropped_leave_nothing_in_memory():
+    with make_guard(policy=Policy(loop=None, breaker=None)) as guard, guard.session("s", budget="$1.00") as session:
+        for number in range(20):
+            assert session.pay(required(url=f"{URL}/{number}")).header
+        gc.collect()
+        assert (session.context.between_hops, session.context.in_flight) == ({}, {})
 
 
 @MODES
