@@ -323,12 +323,18 @@ def test_a_payload_shows_no_signature_and_is_not_pickled(guarded, trickler):
         "http://{host}/.{path}",
         "{path}\t",
         "{path}#x",
+        "http://:{port}{path}",
+        "\u00a0{path}",
+        "{path}?a=%41",
+        "{path}?a=|",
+        "{path}?a=\u00e9",
+        "/x/%2e%2e{path}",
     ],
 )
 def test_one_call_pays_once_however_it_is_redirected(guarded, trickler, way, where):
     def onward(line):
-        number = int(line.asked.path[2:])
-        place = where.format(path=f"/c{number + 1}", host=trickler.host)
+        number = int(line.asked.path[2:3])
+        place = where.format(path=f"/c{number + 1}", host=trickler.host, port=trickler.host.rpartition(":")[2])
         line.send(
             paid_head(f"location: {place}\r\ncontent-length: 0\r\n\r\n".encode()).replace(b"200 OK", b"302 Found")
         )
@@ -340,6 +346,10 @@ def test_one_call_pays_once_however_it_is_redirected(guarded, trickler, way, whe
         client.follow = True
         attempt(client, f"{trickler.url}/c0")
         assert len(set(trickler.nonces)) == 1
+        if where.startswith("http://:"):
+            attempt(
+                client, f"{trickler.url}/c1"
+            )  # requests follows no such place, so the next purchase is refused once
         attempt(client, f"{trickler.url}/c1")  # by itself it is another purchase
         assert len(set(trickler.nonces)) == 2
         rules = [row["rule"] for row in session.report().to_dict()["refusals"]]

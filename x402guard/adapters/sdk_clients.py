@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -138,7 +139,7 @@ def _second(place: str) -> Refusal | None:
     """Return the refusal of a payment at the place that the answer to another payment has named, once."""
     named = _NAMED.get()
     _NAMED.set("")
-    if not named or named not in (_UNREADABLE, _spelled(place)):
+    if not named or named not in (_ANY, _spelled(place)):
         return None
     return Refusal(
         "one_payment_per_request",
@@ -152,19 +153,28 @@ def _note_named(status: int, get_header: Callable[[str], str | None]) -> None:
     known, where = _PLACE.get(), get_header("location")
     _NAMED.set("")
     if known is not None and where is not None and 300 <= status < 400:
-        _NAMED.set(_spelled(known[1], where))
+        plain = _PLAIN.fullmatch(where.translate(_DROPPED).strip(" "))
+        _NAMED.set(_spelled(known[1], plain[0]) if plain else _ANY)
 
 
-_UNREADABLE: Final = "unreadable"
+_ANY: Final = "any"
+"""Clients read a Location in different ways unless it is plain: it may be any place."""
+
+_PLAIN: Final = re.compile(
+    r"(?:(?:https?:)?//(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?=[/?#]|$)|(?!//|[A-Za-z][A-Za-z0-9+.-]*:))"
+    r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?#-]|%(?!(?:4[1-9A-F]|[57][0-9A]|6[1-9A-F]|3[0-9]|2[DE]|5F|7E))[0-9A-F]{2})*",
+    re.IGNORECASE,
+)
+"""A URL of RFC 3986 with the characters that it allows, and no escape of one that needs none, such as ``%2e``."""
 
 
 def _spelled(url: str, where: str = "") -> str:
     """Return a place in one of its spellings, that of *where* on the page *url*; one that clients may read is any place."""
     try:
-        found = httpx.URL(url).join(where.translate(_DROPPED).strip())
+        found = httpx.URL(url).join(where)
         return f"{place_of(found)}?{found.query.decode('ascii')}"
     except (httpx.InvalidURL, ValueError):
-        return _UNREADABLE
+        return _ANY
 
 
 _DROPPED: Final = dict.fromkeys(map(ord, "\t\r\n"))
