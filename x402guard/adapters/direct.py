@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlsplit
 
@@ -226,6 +226,11 @@ class _Keeps:
             self._slot.leave()
         self._slot = slot
 
+    def follow(self, is_lost: Callable[[], bool], most_s: float) -> None:
+        """See ``Slot.follow``."""
+        if self._slot is not None:
+            self._slot.follow(is_lost, most_s)
+
 
 class _Slots(_Keeps):
     def send(self, effect: Send) -> Reply:
@@ -258,6 +263,7 @@ class Payment:
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
         self._lock = threading.Lock()
+        slots.follow(lambda: True, 0)  # it is not under way before it is read
 
     def __repr__(self) -> str:
         return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature
@@ -302,7 +308,9 @@ class Payment:
         """
         with self._lock:
             if self._flow is not None and self._presentation not in self._context.between_hops:
-                self._context.between_hops[self._presentation] = here().follow_task()
+                is_lost = here().follow_task()
+                self._context.between_hops[self._presentation] = is_lost
+                self._slots.follow(is_lost, self._context.flight_ms / 1000)
 
     def settled(self, response: object = None) -> Receipt:
         """End it with the seller's answer, and return its receipt.

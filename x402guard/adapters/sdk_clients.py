@@ -162,7 +162,7 @@ _ANY: Final = "any"
 
 _PLAIN: Final = re.compile(
     r"(?:(?:https?:)?//(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?=[/?#]|$)|(?!//|[A-Za-z][A-Za-z0-9+.-]*:))"
-    r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?#-]|%(?!(?:4[1-9A-F]|[57][0-9A]|6[1-9A-F]|3[0-9]|2[DE]|5F|7E))[0-9A-F]{2})*",
+    r"(?:[A-Za-z0-9._~!$&'()*,;=:@/?#+-]|%(?!(?:4[1-9A-F]|[57][0-9A]|6[1-9A-F]|3[0-9]|2[DE]|5F|7E))[0-9A-F]{2})*",
     re.IGNORECASE,
 )
 """A URL of RFC 3986 with the characters that it allows, and no escape of one that needs none, such as ``%2e``."""

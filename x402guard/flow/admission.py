@@ -79,9 +79,13 @@ class Seat:
         self.slot = yield TakeSlot(own, most, LONGEST_WAIT_S)
         if self.slot is not None:
             return None
-        reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
         return Refusal(
-            BUSY, reason, retry_after_s=1, error=CircuitOpen, advice="Wait for a call to end, or raise policy.bulkhead."
+            BUSY,
+            f"{most} calls of {where} are under way, and none ended in time (policy.bulkhead)",
+            retry_after_s=1,
+            error=CircuitOpen,
+            advice="Wait for a call to end, or raise policy.bulkhead. In an event loop await the call: a blocking one there "
+            "does not wait for others.",
         )
 
     def leave(self) -> None:

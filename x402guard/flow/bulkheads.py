@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from x402guard.flow.detached import TooLate, Wakeable, within
 from x402guard.flow.surroundings import here
@@ -31,6 +32,11 @@ class TakenSlot:
             self._left = True
         self._slots.give_back(self._where)
 
+    def follow(self, is_lost: Callable[[], bool], most_s: float) -> None:
+        """See ``ports.Slot``. The last call counts."""
+        until_s = time.monotonic() + most_s
+        self._slots.follow(self, lambda: is_lost() or time.monotonic() >= until_s)
+
     def __del__(self) -> None:
         if not getattr(self, "_left", True):
             self._left = True
@@ -51,10 +57,25 @@ class Slots:
         self._dropped: deque[str] = deque()
         self._taken: dict[str, int] = {}
         self._lines: dict[str, deque[_Waiting]] = {}
+        self._followed: WeakKeyDictionary[TakenSlot, Callable[[], bool]] = WeakKeyDictionary()
 
     def drop(self, where: str) -> None:
         """Note the slot of a forgotten call. The garbage collector may call this at any moment, so it takes no lock."""
         self._dropped.append(where)
+
+    def follow(self, slot: TakenSlot, is_lost: Callable[[], bool]) -> None:
+        """Give a slot back to a call that waits once *is_lost* says so."""
+        with self._lock:
+            self._followed[slot] = is_lost
+
+    def _look(self) -> None:
+        """Give back the slots that were lost: the call that has one does not end, or its task is the one that waits."""
+        with self._lock:
+            known = list(self._followed.items())
+        for slot, is_lost in known:
+            if is_lost():
+                slot.leave()
+        self._collect()
 
     def _collect(self) -> None:
         """Give back the slots that were dropped."""
@@ -110,11 +131,8 @@ class Slots:
         waiting = self._try(where, most, event.set)
         keep = False
         try:
-            until_s = time.monotonic() + wait_s
-            while not waiting.granted and time.monotonic() < until_s:
-                here().collect_dropped()  # what holds a slot may be an error that is kept in its own frame
-                self._collect()
-                event.wait(0 if waiting.granted else min(_LOOK_S, max(0.0, until_s - time.monotonic())))
+            for left_s in self._looks(waiting, wait_s):
+                event.wait(left_s)
             keep = True
         finally:
             slot = self._end(where, waiting, keep=keep)
@@ -126,13 +144,26 @@ class Slots:
         waiting = self._try(where, most, event.set)
         keep = False
         try:
-            until_s = time.monotonic() + wait_s
-            while not waiting.granted and time.monotonic() < until_s:
-                here().collect_dropped()
-                self._collect()
+            for left_s in self._looks(waiting, wait_s):
                 with suppress(TooLate):
-                    await within(min(_LOOK_S, max(0.0, until_s - time.monotonic())), event.wait)
+                    await within(left_s, event.wait)
             keep = True
         finally:
             slot = self._end(where, waiting, keep=keep)
         return slot
+
+    def _looks(self, waiting: _Waiting, wait_s: float) -> Iterator[float]:
+        """Look for slots that were lost, and yield how many seconds to wait for another one, until one is granted or it is late.
+
+        What holds a slot may be an error that is kept in its own frame. To search for those takes long in a large program.
+        """
+        until_s, is_first = time.monotonic() + wait_s, True
+        while not waiting.granted:
+            if not is_first:
+                here().collect_dropped()
+            self._look()
+            left_s = until_s - time.monotonic()
+            if waiting.granted or left_s <= 0:
+                return
+            yield min(_LOOK_S, left_s)
+            is_first = False

@@ -108,7 +108,9 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 answer = _needed(exchange).peek(effect)
             elif isinstance(effect, TakeSlot):
                 _kept(exchange, None)  # release the previous slot first, so a flow never waits while it holds one
-                answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, effect.wait_s))
+                # A blocking call on the thread of an event loop would keep the loop's other calls from ending.
+                wait_s = 0 if in_event_loop() else effect.wait_s
+                answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, wait_s))
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
             elif isinstance(effect, Checkpoint):

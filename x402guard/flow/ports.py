@@ -21,6 +21,9 @@ class Slot(Protocol):
     def leave(self) -> None:
         """Release it to the next call that waits. May be called twice."""
 
+    def follow(self, is_lost: Callable[[], bool], most_s: float) -> None:
+        """Let a call that waits take it as soon as *is_lost* says so, or after *most_s* seconds."""
+
 
 class Signer(Protocol):
     """The key. It signs only a committed hold, and never sees a bare message."""

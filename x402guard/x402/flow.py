@@ -219,7 +219,8 @@ def _authorize(
                 if pause_s is None:
                     raise (yield from refuse(refusal))
                 seat.leave()
-                yield Checkpoint(pause_s)
+                if (yield Checkpoint(pause_s, others=True)) is False:
+                    raise (yield from refuse(refusal))
                 _end_waiting(context)
 
 

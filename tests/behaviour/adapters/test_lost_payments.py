@@ -3,13 +3,14 @@
 import asyncio
 import gc
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
 
 from tests.behaviour.adapters.test_direct import CENT, MODES, end, pay
 from tests.support.merchant import URL, make_guard, receipt, required
-from x402guard import Bulkhead, Policy
+from x402guard import Bulkhead, CircuitOpen, Policy, PolicyDenied
 
 
 @MODES
@@ -108,3 +109,87 @@ def test_what_is_lost_in_an_error_that_keeps_itself_keeps_no_place(mode):
             assert time.monotonic() - began < 20
         finally:
             gc.enable()
+
+
+PLACES = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=2, per_tool=2))
+
+
+@MODES
+def test_a_payment_that_was_not_read_takes_no_place_from_who_waits(mode):
+    with make_guard(policy=PLACES) as guard, guard.session("s", budget="$1.00") as session:
+        began = time.monotonic()
+        kept = [pay(mode, session, required(url=f"{URL}/{number}")) for number in range(5)]
+        assert len({payment.hold_id for payment in kept}) == 5
+        assert time.monotonic() - began < 5
+
+
+def test_what_tasks_have_lost_that_ended_takes_no_place_from_who_waits():
+    async def lose_and_go_on(session):
+        async def loses(number):
+            payment = await session.apay(required(url=f"{URL}/{number}"))
+            raise ConnectionError(payment.header)
+
+        kept = await asyncio.gather(*map(loses, range(2)), return_exceptions=True)
+        with anyio.fail_after(5):
+            return kept, await session.apay(required(url=f"{URL}/after"))
+
+    with make_guard(policy=PLACES) as guard, guard.session("s", budget="$1.00") as session:
+        kept, payment = asyncio.run(lose_and_go_on(session))
+        assert [type(error) for error in kept] == [ConnectionError] * 2
+        assert payment.hold_id
+
+
+@MODES
+def test_who_asks_again_takes_the_place_of_what_it_has_lost(mode):
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1))
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        began = time.monotonic()
+        first = pay(mode, session, required())
+        assert first.header
+        assert pay(mode, session, required()).hold_id == first.hold_id
+        assert time.monotonic() - began < 5
+
+
+def test_a_place_is_kept_no_longer_than_an_answer_is_waited_for():
+    """The thread that has read the payment goes on, and never says what became of it."""
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1))
+    with (
+        ThreadPoolExecutor(1) as pool,
+        make_guard(policy=policy, flight_s=1) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        kept = pool.submit(session.pay, required(url=f"{URL}/kept")).result()
+        assert pool.submit(getattr, kept, "header").result()
+        began = time.monotonic()
+        assert session.pay(required(url=f"{URL}/other")).hold_id != kept.hold_id
+        assert 0.5 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(("place", "error"), [("1", PolicyDenied), ("2", CircuitOpen)])
+def test_a_blocking_call_in_an_event_loop_does_not_wait_for_the_loops_own_tasks(place, error):
+    """While it blocks the thread, they cannot end: the loop would stand still for minutes."""
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1))
+
+    async def both(session):
+        is_sent = asyncio.Event()
+
+        async def buys():
+            payment = session.pay(required(url=f"{URL}/1"))
+            assert payment.header
+            is_sent.set()
+            await asyncio.sleep(0.1)
+            return payment.settled(receipt())
+
+        first = asyncio.create_task(buys())
+        await is_sent.wait()
+        began = time.monotonic()
+        with pytest.raises(error, match="in_flight" if error is PolicyDenied else "none ended in time"):
+            session.pay(required(url=f"{URL}/{place}"))
+        assert time.monotonic() - began < 1
+        return await first
+
+    if error is PolicyDenied:
+        policy = Policy(breaker=None, loop=None)
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        assert asyncio.run(both(session)).hold_id
+        assert (session.spent, session.held) == (CENT, 0)
