@@ -60,6 +60,8 @@ def address(
     if payer is None:
         raise ConfigError(f"keys: no key is set; name a keystore file, or set X402GUARD_KEYSTORE or {PRIVATE_KEY}")
     say(payer, {"address": payer}, as_json=as_json)
+    if path is not None and not as_json:
+        typer.echo("The file says so; it is checked against the key when the keystore is opened.", err=True)
 
 
 @keys.command("report")

@@ -16,6 +16,7 @@ from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.explain import Explained, Explainer
 from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
+from x402guard.policy.patterns import check_pattern
 from x402guard.policy.rules import KINDS
 from x402guard.stores import MemoryStore, as_ledger_url, check_ledger_url
 from x402guard.views.words import json_text, printable
@@ -109,7 +110,10 @@ def explain(
     Example: x402guard policy explain https://seller.example/summary -X POST -d '{"pages": 3}'
     """
     explainer = explainer_of(load_settings(config))
-    lines = explainer.url(typed_request(what, method, header, data)) if "://" in what else [explainer.tool(what)]
+    if "://" in what:
+        lines = explainer.url(typed_request(what, method, header, data))
+    else:
+        lines = [explainer.tool(check_pattern("what", what))]  # a URL without https:// is no tool
     show_verdicts(lines, as_json=as_json)
 
 

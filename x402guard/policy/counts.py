@@ -10,9 +10,8 @@ from typing_extensions import override
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.policy.patterns import is_route, matches_name, matches_route
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import Step
+from x402guard.policy.steps import Step, is_named
 
 MAX_STEPS: Final = "max_steps"
 MAX_CALLS: Final = "max_calls"
@@ -28,7 +27,7 @@ class Counts(Struct, StepGuard, frozen=True):
         if self.max_steps is not None:
             yield MAX_STEPS, "steps", self.max_steps, ("steps", step.run_id)
         for pattern, most in self.max_calls.items():
-            if _matches(pattern, step):
+            if is_named(pattern, step):
                 yield MAX_CALLS, f"calls of {pattern}", most, ("calls", f"{step.run_id} {pattern}")
 
     @override
@@ -54,14 +53,6 @@ class Counts(Struct, StepGuard, frozen=True):
         for _, _, _, key in self._limits(step):
             if _count(view, key):
                 view.put_mark(key, {"count": _count(view, key) - 1})
-
-
-def _matches(pattern: str, step: Step) -> bool:
-    if "*" not in pattern:
-        return pattern == step.name or pattern in step.routes
-    if is_route(pattern):
-        return any(matches_route(pattern, route) for route in (step.name, *step.routes))
-    return matches_name(pattern, step.name, within=False)
 
 
 def _count(view: LedgerView, key: MarkKey) -> int:

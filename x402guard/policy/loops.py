@@ -18,8 +18,9 @@ from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_flag, check_whole
+from x402guard.policy.patterns import check_patterns
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step, as_route, is_bare, reset_mark
+from x402guard.policy.steps import Step, is_bare, is_named, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 LOOP: Final = "loop_detected"
@@ -47,7 +48,8 @@ class Loop(StepGuard):
             cycles.
         failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
-        own: tool, or ``METHOD host/path`` → its own number of calls, or None for no limit.
+        own: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → its own number of calls, or None for no
+            limit; the first that matches counts.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -82,13 +84,15 @@ class Loop(StepGuard):
             raise ConfigError(f"policy.loop.own: {self.own!r} is not a mapping: tool or route to a number of calls")
         for name, calls in self.own.items():
             check_whole(f"policy.loop.own[{name!r}]", calls, 1, _MOST_CALLS, optional=True)
-        named = {as_route("loop.own", name): calls for name, calls in self.own.items()}
-        object.__setattr__(self, "own", MappingProxyType(named))
+        object.__setattr__(self, "own", MappingProxyType(check_patterns("policy.loop.own", self.own)))
         object.__setattr__(self, "ignored", frozenset(self.ignored))
 
     def calls_of(self, step: Step) -> int | None:
         """Return how many steps identical to *step* are allowed within the window; None for no limit."""
-        return self.own.get(step.name, self.calls_without_arguments if is_bare(step.key) else self.calls)
+        for pattern, calls in self.own.items():
+            if is_named(pattern, step):
+                return calls
+        return self.calls_without_arguments if is_bare(step.key) else self.calls
 
     def _counts(self, step: Step) -> bool:
         return bool(step.key) and self.calls_of(step) is not None
@@ -151,9 +155,9 @@ class Loop(StepGuard):
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
-            repeats = self.calls_without_arguments if is_bare(step.key) else self.calls
-            if matches >= period * repeats:
-                return f"the last {period} different steps have repeated {repeats} times; the next is {step.name}"
+            if matches >= period * calls:
+                words = f"the last {period} different steps have repeated {calls} times; the next is {step.name}"
+                return f"{words} (policy.loop.longest_cycle; own= gives a tool or route its own number)"
         return None
 
     @override

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from x402guard.errors import ConfigError
+
+V = TypeVar("V")
 
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500
 _PORT: Final = re.compile(r"^(\S+ (?:\[[^\]]*\]|[^/:]*)):[0-9]+(?=/)")
 _STAR: Final = "\0"  # occurs in no path
+_HOST: Final = re.compile(r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|(?:[\w*-]+\.)+[a-z]{2,}:[0-9]+", re.IGNORECASE)
+"""What no tool and no model is called: an address, or a name with a port."""
+
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")
 _DEEPEST_READING: Final = 4
@@ -25,6 +30,8 @@ def check_pattern(setting: str, pattern: object) -> str:
     """Return a pattern as it is compared. Raises ``ConfigError`` naming *setting* if it could never match."""
     if not isinstance(pattern, str) or not pattern.strip() or len(pattern) > _LONGEST:
         raise ConfigError(f"{setting}: {pattern!r:.80} is not a pattern; write 'delete_*', or 'POST bank.example/*'")
+    if _HOST.fullmatch(pattern.strip()):
+        raise ConfigError(f"{setting}: {pattern!r:.120} is a host; write a route such as '* bank.example/*'")
     if "://" in pattern:
         raise ConfigError(f"{setting}: {pattern!r:.120} is a URL; write a route such as 'POST bank.example/pay'")
     method, space, where = pattern.strip().partition(" ")
@@ -41,6 +48,17 @@ def check_pattern(setting: str, pattern: object) -> str:
     if fault:
         raise ConfigError(f"{setting}: {pattern!r:.120} matches no route: {fault}")
     return f"{method.upper()} {plain_host(host.lower())}{_plain_route_path(path)}"
+
+
+def check_patterns(setting: str, named: Mapping[str, V]) -> dict[str, V]:
+    """Return values by their patterns, as ``check_pattern`` does. Raises ``ConfigError`` also for one that is there twice."""
+    found: dict[str, V] = {}
+    for name, value in named.items():
+        pattern = check_pattern(setting, name)
+        if pattern in found:
+            raise ConfigError(f"{setting}: {pattern!r:.120} is there twice, in two spellings; leave one out")
+        found[pattern] = value
+    return found
 
 
 _DEFAULT_PORT: Final = re.compile(r":(80|443)$")

@@ -13,7 +13,7 @@ from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
 from x402guard.policy.checks import check_whole
 from x402guard.policy.patterns import (
-    check_pattern,
+    check_patterns,
     is_disguised,
     matches_name,
     matches_route,
@@ -95,7 +95,7 @@ class Risk:
     def __post_init__(self) -> None:
         if not isinstance(self.levels, Mapping):
             raise ConfigError(f'policy.risk.levels: {self.levels!r} is not a mapping; write {{"wipe_*": "CRITICAL"}}')
-        checked = {check_pattern("policy.risk.levels", pattern): level for pattern, level in self.levels.items()}
+        checked = check_patterns("policy.risk.levels", self.levels)
         for pattern, level in self.levels.items():
             if not isinstance(level, str) or level not in _RANK:
                 raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is not one of {', '.join(_RANK)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, get_args
@@ -16,6 +17,7 @@ from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow,
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _MOST_APPROVERS: Final = 10
+_LIKE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z]{2,}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,11 @@ class Rule:
         if narrows is not (self.action == "narrow"):
             raise ConfigError(
                 f"policy.rules: rule {self.name!r}: action 'narrow' needs ceiling, output_limit or remove, and no other action takes them"
+            )
+        if kinds == {str(HoldKind.PAYMENT)} and _LIKE_A_HOST.fullmatch(self.match):
+            raise ConfigError(
+                f"policy.rules.match of rule {self.name!r}: {self.match!r:.120} names a tool, and looks like a host; write "
+                f"'* {self.match}/*', or SERVER/TOOL for a paid tool"
             )
         self._set("kinds", kinds)
         if narrows:

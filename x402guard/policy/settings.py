@@ -17,12 +17,11 @@ from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, check_flag, check_whole, parts_of
 from x402guard.policy.counts import Counts
 from x402guard.policy.loops import Loop
-from x402guard.policy.patterns import check_pattern
+from x402guard.policy.patterns import check_patterns
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.spikes import Spike
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import as_route
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
@@ -159,8 +158,7 @@ class Policy:
             raise ConfigError(f'policy.max_calls: {self.max_calls!r} is not a mapping; write {{"serp": 50}}')
         for name, most in self.max_calls.items():
             check_whole(f"policy.max_calls[{name!r}]", most, 1)
-        named = {_counted(name): most for name, most in self.max_calls.items()}
-        self._set("max_calls", MappingProxyType(named))
+        self._set("max_calls", MappingProxyType(check_patterns("policy.max_calls", self.max_calls)))
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
         guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
@@ -290,10 +288,3 @@ def _scheme(name: str) -> str:
     if name not in _SCHEMES:
         raise ValueError(f"{name!r} is not a supported scheme; write 'exact' or 'upto'")
     return name
-
-
-def _counted(name: object) -> str:
-    """Return a key of ``max_calls`` as it is compared. Raises ``ConfigError`` if it could never match."""
-    if isinstance(name, str) and "*" in name:
-        return check_pattern(f"policy.max_calls[{name!r:.80}]", name)
-    return as_route("max_calls", name)

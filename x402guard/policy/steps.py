@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.policy.patterns import plain_host, plain_path, readings
+from x402guard.policy.patterns import is_route, matches_name, matches_route, plain_host, plain_path, readings
 from x402guard.strict_json import NotReadable, read_object
 
 _LONGEST_NAME: Final = 200
@@ -84,15 +83,16 @@ def whole_routes(method: str, host: str, path: str) -> tuple[str, ...]:
     return tuple([f"{method.upper()} {plain_host(host.lower())}{read}" for read in readings(path)])
 
 
-def as_route(setting: str, name: object) -> str:
-    """Return a tool's name or a route as the guards know it. Raises ``ConfigError`` if it could never match."""
-    if not isinstance(name, str) or not name.strip() or "://" in name:
-        raise ConfigError(f"policy.{setting}: {name!r:.80} is not a tool or a route such as 'GET api.example/status'")
-    method, space, where = name.partition(" ")
-    if not space or not method.isalpha() or "/" not in where:
-        return name
-    host, _, path = where.partition("/")
-    return short_route(method, host, f"/{path}")
+def is_named(pattern: str, step: Step) -> bool:
+    """Return whether a step is one that the owner's *pattern* names: a tool in any spelling, or a route in any reading."""
+    return _is_named(pattern, step.name, step.routes)
+
+
+@lru_cache(maxsize=1024)
+def _is_named(pattern: str, name: str, routes: tuple[str, ...]) -> bool:
+    if is_route(pattern):
+        return any(matches_route(pattern, route) for route in (name, *routes))
+    return matches_name(pattern, name, within=False)
 
 
 def step_of(hold: Hold) -> Step:

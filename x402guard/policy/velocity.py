@@ -100,7 +100,9 @@ class Velocity(StepGuard):
                     step, f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, which is the limit"
                 )
             if dollars is not None and spent + step.amount > dollars:
-                allowed = f"${format_dollars(spent)} of ${format_dollars(dollars)} were spent within {_ONE[window]}"
+                allowed = (
+                    f"${format_dollars(spent)} of ${format_dollars(dollars)} were held or spent within {_ONE[window]}"
+                )
                 reason = f"{allowed}, and this costs ${format_dollars(step.amount)}"
                 return _excess(step, f"dollars_per_{window}", reason)
         if not step.payee:

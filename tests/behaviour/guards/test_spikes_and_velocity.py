@@ -89,7 +89,7 @@ def test_dollars_by_the_hour_are_counted_as_they_are_held(ledger_url, step):
         with guard.session("s", budget="$5.00") as session:
             step(session, 1, 4)
             step(session, 2, 4)
-            with pytest.raises(VelocityExceeded, match=r"of \$0.10 were spent within an hour"):
+            with pytest.raises(VelocityExceeded, match=r"of \$0.10 were held or spent within an hour"):
                 step(session, 3, 4)
             step(session, 4, 1)
 

@@ -69,10 +69,10 @@ def play(
 
     A violation is in the result. Raises ``BrokenActor`` for a seller that breaks the protocol.
     """
+    run = Play(case, sellers=() if sellers is None else sellers(), policy=policy, trace=trace)
     # A process that logs every notice spends most of a run on it; the notices themselves are checked.
     log, was_disabled = logging.getLogger(_LOGS), logging.getLogger(_LOGS).disabled
     log.disabled = True
-    run = Play(case, sellers=() if sellers is None else sellers(), policy=policy, trace=trace)
     found = []
     try:
         run.run()
