@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from x402guard.errors import PaymentRefused
+from x402guard.errors import BudgetExhausted, PaymentRefused
 from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
@@ -181,7 +181,8 @@ class Ending:
         refused = bool(errors) and isinstance(errors[0], PaymentRefused)
         if refused and is_open and min(rooms.values(), default=_ROOM) >= _ROOM and process.reads_chain:
             error = errors[0]
-            if getattr(error, "rule", "") not in _OWNERS_RULES:
+            is_owners = self._play.own_policy and not isinstance(error, BudgetExhausted)
+            if not is_owners and getattr(error, "rule", "") not in _OWNERS_RULES:
                 raise Violation("cannot-buy", f"{agent.session.id}, rooms {rooms}: {error}")
 
     # -- the chain ----------------------------------------------------------------------------------------------------

@@ -10,25 +10,43 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
+from x402guard.errors import ConfigError
 from x402guard.frozen import replace
+from x402guard.policy import Policy
 from x402guard.testing.simulator.case import Case
+from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.simulate import Found, play
 from x402guard.testing.simulator.world import FAULTS
 
 
-def minimise(found: Found, *, tries: int = 400, fails: Callable[[Case], Found | None] | None = None) -> Found:
-    """Return a smaller run that breaks the same invariant, or the same run. *fails* plays a case; *tries* at most."""
-    smaller = _Smaller(found, tries, fails or _failure)
+def minimise(
+    found: Found,
+    *,
+    tries: int = 400,
+    sellers: Callable[[], Sequence[Seller]] | None = None,
+    policy: Policy | None = None,
+    fails: Callable[[Case], Found | None] | None = None,
+) -> Found:
+    """Return a smaller run that breaks the same invariant, or the same run.
+
+    *sellers* and *policy* are those that the run was played with. *fails* plays a case, at most *tries* times. Raises
+    ``ConfigError`` if the run had sellers or a policy of the caller's own, and they are not given.
+    """
+    given = {"sellers": sellers, "policy": policy}
+    for name in found.own if fails is None else ():
+        if given[name] is None:
+            raise ConfigError(f"{name}: the run had its own; write minimise(found, {name}=…)")
+
+    def failure(case: Case) -> Found | None:
+        violations = play(case, sellers=sellers, policy=policy).violations
+        return violations[0] if violations else None
+
+    smaller = _Smaller(found, tries, fails or failure)
     smaller.shorten()
     smaller.drop_faults()
     smaller.drop_stimuli()
     smaller.drop_faults()
     return smaller.best
-
-
-def _failure(case: Case) -> Found | None:
-    violations = play(case).violations
-    return violations[0] if violations else None
 
 
 class _Smaller:
@@ -89,7 +107,11 @@ class _Smaller:
 
 
 def as_test(found: Found) -> str:
-    """Return a test file that plays the run, ready to be kept."""
+    """Return a test file that plays the run, ready to be kept.
+
+    Sellers and a policy of the caller's own are fixtures of pytest there, ``sellers`` and ``policy``, which the caller
+    writes.
+    """
     case = found.case
     given = [f"{case.seed}, {case.length}"]
     if case.off:
@@ -98,6 +120,7 @@ def as_test(found: Found) -> str:
         given.append("kept=tuple(map(int, KEPT.split()))")
     given.append(f'store="{case.store}", version={case.version}')
     given += [f'flavour="{case.flavour}"'] if case.flavour is not None else []
+    own = "".join(f", {name}={name}" for name in found.own)
     names = (("OFF", sorted(case.off)), ("KEPT", case.kept or ()))
     blocks = [f'{name} = """\n{_lines(words)}\n"""\n' for name, words in names if words]
     return f'''"""Found by the simulator: {found.kind}, at step {found.step:,}."""
@@ -106,11 +129,11 @@ from x402guard.testing.simulator import Case, play
 
 {"".join(blocks)}
 
-def test_run_{case.seed}_holds():
+def test_run_{case.seed}_holds({", ".join(found.own)}):
     case = Case(
         {", ".join(given)}
     )
-    assert play(case).violations == []
+    assert play(case{own}).violations == []
 '''
 
 

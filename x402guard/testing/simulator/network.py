@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
 
 from x402guard.errors import CallTimeout
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.market import Answer, Selling, Signed, Visit, Want
 from x402guard.testing.simulator.tasks import Task
-from x402guard.testing.simulator.world import BrokenActor, World
+from x402guard.testing.simulator.world import BrokenActor, Violation, World
+
+R = TypeVar("R")
 
 _TRIP_MS: Final = (0, 1, 10, 10, 50, 400)
 _STUCK_MS: Final = (1_000, 20_000, 60_000, 200_000)
@@ -84,9 +86,10 @@ class Shopping:
                     "name": asset.name,
                     "version": asset.version,
                 }
-                travels(world, checked(want.seller.offer(visit, token), want, "offer"), draws, answered)
+                offer = _named(want, "offer", lambda: want.seller.offer(visit, token))
+                travels(world, checked(offer, want, "offer"), draws, answered)
                 return
-            sell(world, want, want.seller.sell(visit), draws, answered)
+            sell(world, want, _named(want, "sell", lambda: want.seller.sell(visit)), draws, answered)
 
         return visit
 
@@ -99,12 +102,10 @@ def sell(world: World, want: Want, selling: Selling, draws: Draws, answered: Cal
         nonlocal waits
         waits += 1
         try:
-            wait_s: object = next(selling)
+            wait_s: object = _named(want, "sell", lambda: next(selling))
         except StopIteration as done:
             travels(world, checked(done.value, want, "sell"), draws, answered)
             return
-        except AttributeError as error:
-            raise BrokenActor(f"{want.seller.name}.sell: it is no generator ({error})") from error
         if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s <= _LONGEST_WAIT_S:
             raise BrokenActor(
                 f"{want.seller.name}.sell: it yields {wait_s!r:.80}, not seconds to wait (0 to {_LONGEST_WAIT_S})"
@@ -113,11 +114,23 @@ def sell(world: World, want: Want, selling: Selling, draws: Draws, answered: Cal
             raise BrokenActor(f"{want.seller.name}.sell: it has waited {_MOST_WAITS} times, and does not answer")
         world.after(int(wait_s * 1000), go_on)
 
-    if not hasattr(selling, "send"):
+    if not isinstance(selling, Generator):
         raise BrokenActor(
             f"{want.seller.name}.sell: it returns {selling!r:.80}, and has to yield seconds and return an Answer"
         )
     go_on()
+
+
+def _named(want: Want, place: str, does: Callable[[], R]) -> R:
+    """Return what a seller's own code returns. Raises ``BrokenActor`` that names it for what that raises."""
+    try:
+        return does()
+    except (BrokenActor, Violation, StopIteration):
+        raise
+    except Exception as error:
+        raise BrokenActor(
+            f"{want.seller.name}.{place}: it raises {type(error).__name__}: {str(error)[:200]}"
+        ) from error
 
 
 def checked(answer: object, want: Want, place: str) -> Answer:

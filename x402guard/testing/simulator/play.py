@@ -60,7 +60,7 @@ class Play:
         policy: Policy | None = None,
         trace: list[str] | None = None,
     ) -> None:
-        self.case = case
+        self.case, self.own_policy = case, policy is not None
         scene = set_scene(case, sellers, policy, trace=trace)
         self.world, self.wants, self.sellers, self.plans, self.rpcs = (
             scene.world, scene.wants, scene.sellers, scene.plans, scene.rpcs,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import Finality, RpcChainReader
+from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.llm import Metering, ModelPrice
 from x402guard.policy import Approvals, Breaker, Bulkhead, Loop, Policy, Rule, Spike, Velocity
@@ -18,11 +19,12 @@ from x402guard.testing.simulator.endpoints import Endpoint, SimRpc
 from x402guard.testing.simulator.hostile import HostileSeller
 from x402guard.testing.simulator.machine import Machine, SimProcess, TrueTime
 from x402guard.testing.simulator.market import Seller, Want
-from x402guard.testing.simulator.world import World
+from x402guard.testing.simulator.world import BrokenActor, World
 
 KEY: Final = "0x" + "11" * 32
 """The key that signs in simulations. It holds nothing anywhere."""
 
+_NETWORKS: Final = ("eip155:84532", "eip155:8453")
 _DAY_MS: Final = 86_400_000
 _BEGAN_MS: Final = 1_800_057_600_000  # a midnight in UTC
 _SCHEMES: Final[Mapping[Flavour, Sequence[str]]] = {
@@ -94,7 +96,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
     dense, midnight, busy = case.plays == "dense", case.plays in ("midnight", "remainders"), case.plays == "busy"
     mix = case.mix()
     time = TrueTime(_BEGAN_MS - draws.pick((20, 60, 120) if midnight else (30, 120, 400, 3_600, 40_000)) * 1_000)
-    network = draws.pick(("eip155:84532", "eip155:84532", "eip155:8453"))
+    network = _allowed(policy, draws.pick((_NETWORKS[0], *_NETWORKS)))
     [asset] = [each for each in AssetRegistry().on(frozenset({network})) if each.symbol == "USDC"]
     chain = SimChain(Draws.named(case.seed, "chain"), time.unix, *_pace(draws, case.plays))
     endpoints = [Endpoint() for _ in range(_ENDPOINTS.get(case.plays) or draws.pick((1, 1, 2, 3)))]
@@ -113,7 +115,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
             "policy": policy or _policy(draws, network, case.plays),
             "flight_s": draws.pick((2, 10, 30, 30, 60)),
             "chains": _reader(case, world, number, draws, rpcs) if reads else None,
-            "unsafe_no_chain": not reads or draws.chance(0.2),
+            "unsafe_no_chain": not reads or draws.chance(0.2) or policy is not None,  # it may allow more networks
             "unsafe_trust_receipts": False,
             "metering": METERING,
             "approver": (lambda _request: False) if draws.chance(0.8) else None,
@@ -124,11 +126,33 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
         _seller(case, number, draws) for number in range(1 if case.plays == "nodes" else draws.pick((1, 2, 3)))
     ]
     for number, seller in enumerate(shops):
-        seller.payee = seller.payee or str(parse_address("0x" + f"{number + 1:02x}" * 20))
+        seller.payee = _payee_of(seller) or str(parse_address("0x" + f"{number + 1:02x}" * 20))
     many = _WANTS.get(case.plays) or draws.pick((6, 12, 24))
     wants = [_want(number, draws, shops, case.plays) for number in range(many)]
     plans = _large_plans(draws) if busy else _plans(draws, dense=dense, midnight=midnight)
     return Scene(world, wants, shops, plans, rpcs)
+
+
+def _allowed(policy: Policy | None, drawn: str) -> str:
+    """Return the network of a run: the drawn one, or another one that the caller's own policy allows."""
+    if policy is None or policy.networks is None or drawn in policy.networks:
+        return drawn
+    allowed = [each for each in _NETWORKS if each in policy.networks]
+    if not allowed:
+        raise ConfigError(f"policy.networks: a run is played on one of {', '.join(_NETWORKS)}; allow one of them")
+    return allowed[0]
+
+
+def _payee_of(seller: object) -> str:
+    """Return the address of a seller, or "". Raises ``BrokenActor`` for what is no seller, or has no such address."""
+    name = type(seller).__name__
+    if not isinstance(seller, Seller):
+        raise BrokenActor(f"{name}: it is no Seller; write class {name}(Seller)")
+    payee: object = getattr(seller, "payee", None)
+    try:
+        return str(parse_address(payee)) if payee != "" else ""
+    except (TypeError, ValueError) as error:
+        raise BrokenActor(f"{name}.payee: {error}; its __init__ calls super().__init__(payee)") from None
 
 
 def _pace(draws: Draws, flavour: Flavour) -> tuple[int, int]:

@@ -28,9 +28,13 @@ class Found:
     kind: str
     step: int
     text: str
+    own: tuple[str, ...] = ()
+    """Which arguments of ``play`` were the caller's own: ``sellers``, ``policy``."""
 
     def __str__(self) -> str:
-        return f"{self.kind} at step {self.step:,}: {self.text}\n  repeat it with: {self.case.command()}"
+        own = "".join(f", {name}=…" for name in self.own)
+        again = f"play({self.case!r}{own})" if own else self.case.command()
+        return f"{self.kind} at step {self.step:,}: {self.text}\n  repeat it with: {again}"
 
 
 @dataclass(slots=True)
@@ -69,7 +73,11 @@ def play(
 
     A violation is in the result. Raises ``BrokenActor`` for a seller that breaks the protocol.
     """
-    run = Play(case, sellers=() if sellers is None else sellers(), policy=policy, trace=trace)
+    shops = () if sellers is None else sellers()
+    if sellers is not None and not shops:
+        raise ConfigError("sellers: the function returns no seller")
+    own = tuple(name for name, given in (("sellers", sellers), ("policy", policy)) if given is not None)
+    run = Play(case, sellers=shops, policy=policy, trace=trace)
     # A process that logs every notice spends most of a run on it; the notices themselves are checked.
     log, was_disabled = logging.getLogger(_LOGS), logging.getLogger(_LOGS).disabled
     log.disabled = True
@@ -77,13 +85,13 @@ def play(
     try:
         run.run()
     except Violation as violation:
-        found.append(Found(case, violation.kind, run.world.counts.steps, str(violation)[:1_000]))
+        found.append(Found(case, violation.kind, run.world.counts.steps, str(violation)[:1_000], own))
     except BrokenActor:
         raise
     except Exception as error:  # an error that no flow expects is a finding too
         logging.getLogger(__name__).debug("a run has failed", exc_info=True)
         text = f"{type(error).__name__}: {error}"[:1_000]
-        found.append(Found(case, f"error-{type(error).__name__}", run.world.counts.steps, text))
+        found.append(Found(case, f"error-{type(error).__name__}", run.world.counts.steps, text, own))
     finally:
         log.disabled = was_disabled
     return Result(1, run.world.counts, run.world.coverage, found)
