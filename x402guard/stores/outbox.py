@@ -34,6 +34,8 @@ from x402guard.stores.rows import UnreadableRecord, hold_record, to_hold
 _LOG: Final = logging.getLogger("x402guard")
 
 _MOST_KEPT: Final = 5_000
+_SET_MS: Final = 1_000
+_MOST_AHEAD_MS: Final = 43_200_000
 _KEPT_MS: Final = 21_600_000  # less than the age of what can be archived, which is in the ledger and is no hold
 _AT_ONCE: Final = 100
 _MOST_LINE: Final = 10_000_000
@@ -61,7 +63,7 @@ class _Line(Struct, omit_defaults=True):
     """One line of a file: what has changed.
 
     Attributes:
-        at_ms: this machine's time, in unix milliseconds.
+        at_ms: the later of this machine's time and that of the ledger, in unix milliseconds.
         lasts: the entries that have to be in the ledger from then on.
         holds: for each hold its row, the facts of its first entry, and the budgets above it.
         gone: the holds that count no more.
@@ -196,7 +198,9 @@ class Outbox(Kept):
         """Keep what the changes of one transaction have written, with its *last* entry if that has to stay."""
         first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
         holds, gone = list[Written](), list[str]()
-        at_ms = rows.now_ms if self._here is None else self._now_ms(self._here)
+        now_ms = rows.now_ms if self._here is None else self._now_ms(self._here)
+        # This machine's clock may be set right before the next line is written; a server's may be wrong by years.
+        at_ms = max(now_ms, min(rows.now_ms, now_ms + _MOST_AHEAD_MS))
         for hold in rows.written_holds():
             before = self.known(hold.id)
             if hold.kind is HoldKind.TOKENS or hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
@@ -211,7 +215,7 @@ class Outbox(Kept):
             for each in holds:
                 self.put(at_ms, each)
             self.drop(gone)
-            self.forget_old(min(at_ms, rows.now_ms))
+            self.forget_old(min(now_ms, rows.now_ms))
             if last is not None:
                 taken_over = self.lasts[:-1] if self._has_written else self.lasts
                 self.lasts = (*taken_over, last) if len(self.lasts) > 1 else (last,)
@@ -226,7 +230,7 @@ class Outbox(Kept):
         """Return the time as this machine's clock shows it. Where it was set, what was kept before is as old as it was."""
         now_ms, ahead_ms = here()
         with self._lock:
-            if ahead_ms != self._ahead_ms:
+            if abs(ahead_ms - self._ahead_ms) > _SET_MS:  # two clocks are never read at one moment
                 set_by_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
                 self._holds = {hold_id: (at_ms + set_by_ms, kept) for hold_id, (at_ms, kept) in self._holds.items()}
                 self._is_behind = True  # the file is written anew
