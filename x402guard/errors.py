@@ -128,14 +128,16 @@ class ConfigError(X402GuardError):
     """A setting is missing or wrong. Raised before anything is sent.
 
     What is longer in hex digits than an address is shown by its beginning alone: it may be a key in the wrong setting.
+    *public* is a part of the message that is none, such as a transaction's hash.
     """
 
     phase: Phase = "configuration"
     retry: Retry = "after_change"
     advice = "Nothing was sent or paid."
 
-    def __init__(self, message: str, *, advice: str | None = None) -> None:
-        super().__init__(_MAY_BE_A_KEY.sub(r"\1…", message), advice=advice)
+    def __init__(self, message: str, *, advice: str | None = None, public: str = "") -> None:
+        parts = message.split(public) if public else [message]
+        super().__init__(public.join(_MAY_BE_A_KEY.sub(r"\1…", part) for part in parts), advice=advice)
 
 
 class PaymentRefused(X402GuardError):

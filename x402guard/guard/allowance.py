@@ -128,6 +128,7 @@ class Wallet(Struct, frozen=True):
         raise ConfigError(
             f"allowance: {sent} is in a block, and the node {found}; look at it with another node, before you count on it",
             advice=_SENT,
+            public=sent,
         )
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
@@ -232,7 +233,9 @@ def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]
                 if quantity(_mapping(receipt, "receipt").get("status")) == 1:
                     return sent
                 raise ConfigError(
-                    f"allowance: {sent} was reverted; the allowance is as it was, and its fee is paid", advice=""
+                    f"allowance: {sent} was reverted; the allowance is as it was, and its fee is paid",
+                    advice="",
+                    public=sent,
                 )
             if refused and number == int(_REFUSED_S / _POLL_S):
                 if rpc.call("eth_getTransactionByHash", sent) is None:
@@ -243,8 +246,10 @@ def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]
                 refused = ""  # it has it, in whatever words it says so
             pause(_POLL_S)
     except ChainUnreadable as error:
-        raise ConfigError(f"allowance: {sent} was sent, and its block cannot be read: {error}", advice=_SENT) from None
-    raise ConfigError(f"allowance: {sent} was sent, and is in no block after {_RECEIPT_S} s", advice=_SENT)
+        raise ConfigError(
+            f"allowance: {sent} was sent, and its block cannot be read: {error}", advice=_SENT, public=sent
+        ) from None
+    raise ConfigError(f"allowance: {sent} was sent, and is in no block after {_RECEIPT_S} s", advice=_SENT, public=sent)
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
