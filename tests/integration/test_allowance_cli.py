@@ -1,6 +1,7 @@
 """What Permit2 may move, on a real chain: shown, granted as an exact sum, used up, and revoked; and mistakes."""
 
 import json
+import re
 from decimal import Decimal
 
 import pytest
@@ -225,6 +226,23 @@ def test_an_answer_that_is_lost_is_no_grant_that_failed(shop, run, monkeypatch):
     done = run("grant", "4.00", "--yes")
     assert (done.returncode, "by the transaction 0x" in " ".join(done.stdout.split())) == (0, True), done.stderr
     assert on_chain(shop) == 4_000_000
+
+
+def test_ctrl_c_while_its_block_is_awaited_tells_the_hash(shop, tmp_path, monkeypatch, caplog):
+    asked = JsonRpc.call
+
+    def is_interrupted(self, method, *params):
+        if method == "eth_getTransactionReceipt":
+            raise KeyboardInterrupt
+        return asked(self, method, *params)
+
+    monkeypatch.setattr(JsonRpc, "call", is_interrupted)
+    monkeypatch.setenv("X402GUARD_PRIVATE_KEY", shop.net.payer_key)
+    monkeypatch.setattr(settings, "_READ_BEFORE", {})
+    with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
+        with pytest.raises(KeyboardInterrupt):
+            owner.set_allowance("3.00")
+    assert re.search(r"allowance: 0x[0-9a-f]{64} was sent, and its block is not awaited", caplog.text)
 
 
 @pytest.mark.parametrize("block", [None, [1], "0x1"])

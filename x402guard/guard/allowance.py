@@ -19,7 +19,7 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, quantity
 from x402guard.errors import ConfigError, SignerError
 from x402guard.evm import Address, keccak
 from x402guard.flow.drivers import transact_now
-from x402guard.flow.shell import Shell
+from x402guard.flow.shell import LOG, Shell
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import AllowanceRow
@@ -245,6 +245,9 @@ def _send(rpc: JsonRpc, asset: Asset, raw: bytes, pause: Callable[[float], None]
                     )
                 refused = ""  # it has it, in whatever words it says so
             pause(_POLL_S)
+    except KeyboardInterrupt:
+        LOG.error("allowance: %s was sent, and its block is not awaited any more. %s", sent, _SENT)
+        raise
     except ChainUnreadable as error:
         raise ConfigError(
             f"allowance: {sent} was sent, and its block cannot be read: {error}", advice=_SENT, public=sent

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError, LedgerUnavailable
@@ -24,7 +23,7 @@ from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags, check_kind, check_name
-from x402guard.stores import DEFAULT_LEDGER, ledger_path, open_store
+from x402guard.stores import DEFAULT_LEDGER, LEFT_IN_A_PATH, ledger_path, open_store
 from x402guard.x402.signer import signer_of
 
 if TYPE_CHECKING:
@@ -164,20 +163,22 @@ def kill_path(kill_file: Path | str | None) -> Path | None:
         return None
     if not isinstance(kill_file, (str, Path)) or not str(kill_file).strip() or str(kill_file) == ".":
         raise ConfigError(f"kill_file: {kill_file!r} is not a path; write '/run/x402guard.stop'")
-    if _NO_PATH.search(str(kill_file)):
+    if LEFT_IN_A_PATH.search(str(kill_file)) or "://" in str(kill_file):
         raise ConfigError(
-            f"kill_file: {str(kill_file)!r:.200} is no path that its owner can mean: it has a blank or a quote at an end, a "
-            "control character, a $ or a scheme; write '/run/x402guard.stop'"
+            f"kill_file: {str(kill_file)!r:.200} is no path that its owner can mean: it has a blank, a quote or ; at an end, "
+            "a character that is not shown, a comment, a $NAME or a scheme; write '/run/x402guard.stop'"
         )
-    found = Path(kill_file).expanduser().absolute()
-    if not found.parent.is_dir():
+    try:
+        found = Path(kill_file).expanduser().absolute()
+        is_there = found.parent.is_dir()
+        found.exists()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"kill_file: {str(kill_file)!r:.200} cannot be looked at: {error}") from None
+    if not is_there:
         raise ConfigError(
             f"kill_file: there is no folder {found.parent}, so nothing could stop this guard; make it first"
         )
     return found
-
-
-_NO_PATH: Final = re.compile(r"""^[\s"']|[\s"']$|[\x00-\x1f\x7f]|^\$|://""")
 
 
 def whole_id(hold: str, known: Iterable[str]) -> str:

@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
         """Return the arguments for ``Guard``; without a signer unless it *pays*."""
         for name, amount in (("budget", self.budget), ("session_budget", self.session_budget)):
-            if amount is not None and not amount.strip(" $0."):
+            if amount is not None and not amount.strip().strip(" $0."):
                 raise ConfigError(f"{name}: {amount!r:.40} is a budget of nothing; {WITHOUT_SIGN}")
         return {
             "signer": self._signer() if pays else None,

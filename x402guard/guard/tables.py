@@ -59,7 +59,7 @@ class Table(BaseModel):
             if value is None:
                 continue
             is_off = value is False and bool not in get_args(field.annotation)  # false instead of a table: None
-            if kind is Velocity and isinstance(value, str) and not value.strip(" $0."):
+            if kind is Velocity and isinstance(value, str) and not value.strip().strip(" $0."):
                 raise ConfigError(
                     f"policy.velocity.{name}: {value!r:.40} lets nothing pass; for no limit, leave it out. {WITHOUT_SIGN}"
                 )

@@ -36,7 +36,10 @@ class Asked(Struct, frozen=True):
             return not self.changed
         if response.status_code != 206 or self.part:
             return False
-        whole = _WHOLE.fullmatch(response.headers.get("content-range", "").strip())
+        says = response.headers.get("content-range", "").strip()
+        if not says and "byteranges" not in response.headers.get("content-type", "").lower():
+            return False  # it names no part: some servers answer with this status for a page of a list
+        whole = _WHOLE.fullmatch(says)
         return whole is None or int(whole[1]) + 1 != int(whole[2])
 
 

@@ -118,8 +118,10 @@ def as_ledger_url(given: str | Path) -> str:
 
 
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
-_AT_ITS_ENDS: Final = re.compile(r"""^[\s"']|[\s"']$|[\x00-\x1f\x7f]""")
-"""What a shell, a Makefile or a file with CRLF leaves in a name: it would be another file, and so a second budget."""
+LEFT_IN_A_PATH: Final = re.compile(
+    r"""^[\s"']|[\s"';]$|[\x00-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]|\s\#|(?:^|/)\$\{?[A-Za-z_]\w*\}?(?:/|$)"""
+)
+"""What a shell, a Makefile, an env-file or a file with CRLF leaves in a path: it would be another file."""
 
 
 def check_ledger_url(url: str) -> None:
@@ -131,10 +133,10 @@ def check_ledger_url(url: str) -> None:
             raise ConfigError(
                 f"ledger: {_shown(url)} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
-        if _AT_ITS_ENDS.search(url.removeprefix("sqlite:///")):
+        if LEFT_IN_A_PATH.search(url.removeprefix("sqlite:///")):
             raise ConfigError(
-                f"ledger: {url!r:.200} begins or ends with a blank or a quote, or has a control character in it; write it "
-                "without: it would be another ledger"
+                f"ledger: {url!r:.200} has a blank, a quote or ; at an end, a character that is not shown, a comment, or a "
+                "$NAME that no shell has replaced; write it without: it would be another ledger"
             )
         _usable(ledger_path(url))
 

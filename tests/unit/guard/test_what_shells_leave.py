@@ -12,7 +12,8 @@ from x402guard.stores import as_ledger_url, check_ledger_url
     "ledger",
     [
         "spend.db\r", "./spend.db\r", "./spend.db ", " ./spend.db", "sqlite:///spend.db\r", "sqlite:///spend.db ",
-        'sqlite:///"spend.db"', "'./spend.db'", "./sp\nend.db", "sqlite:spend.db", "file:./a.db", "postgresql:u@h/d.db",
+        'sqlite:///"spend.db"', "'./spend.db'", "./spend.db;", "./spend.db # ours", "./spend.db\u200b", "./$LEDGER",
+        "sqlite:///${LEDGER}", "sqlite:////var/$NAME/a.db", "./sp\nend.db", "sqlite:spend.db", "file:./a.db", "postgresql:u@h/d.db",
     ],
 )  # fmt: skip
 def test_a_ledger_that_would_be_another_one_is_refused(tmp_path, monkeypatch, ledger):
@@ -29,7 +30,22 @@ def test_a_name_that_can_be_meant_is_one(ledger):
 
 @pytest.mark.parametrize(
     "name",
-    ["stop ", " stop", "stop\r", '"stop"', "'stop'", "$HOME/stop", "file:///run/stop", "nowhere/stop", "~/none/stop"],
+    [
+        "stop ",
+        " stop",
+        "stop\r",
+        "stop;",
+        "stop # the kill file",
+        "stop\u200b",
+        "./$KILL",
+        "~nobody-here/stop",
+        '"stop"',
+        "'stop'",
+        "$HOME/stop",
+        "file:///run/stop",
+        "nowhere/stop",
+        "~/none/stop",
+    ],
 )
 def test_a_kill_file_that_nothing_can_make_is_refused(tmp_path, monkeypatch, name):
     """Its owner makes the file that they meant, and the agent pays on."""
@@ -47,7 +63,7 @@ def test_a_kill_file_in_the_home_folder_is_there(tmp_path, monkeypatch):
             session.charge("search", "$0.02")
 
 
-@pytest.mark.parametrize("amount", ["0", "$0", "0.00", "$0.00", "00"])
+@pytest.mark.parametrize("amount", ["0", "$0", "$0\\r", "0.00", "$0.00", "00"])
 @pytest.mark.parametrize("window", ["minute", "hour", "day"])
 def test_a_limit_in_dollars_that_a_shell_has_made_nothing_is_refused(tmp_path, monkeypatch, window, amount):
     """``"$10"`` in a here document is ``"0"``: it would be no limit at all."""
@@ -59,7 +75,7 @@ def test_a_limit_in_dollars_that_a_shell_has_made_nothing_is_refused(tmp_path, m
 
 
 @pytest.mark.parametrize("name", ["BUDGET", "SESSION_BUDGET"])
-@pytest.mark.parametrize("amount", ["0.00", "$0", "0"])
+@pytest.mark.parametrize("amount", ["0.00", "$0", "0", "0.00\r", "0\t"])
 def test_a_budget_of_nothing_in_the_settings_is_refused(tmp_path, monkeypatch, name, amount):
     """An unquoted ``$20.00`` is ``0.00``, and would stand in the ledger as the wallet's limit."""
     monkeypatch.chdir(tmp_path)
