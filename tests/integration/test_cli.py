@@ -131,6 +131,31 @@ def test_doctor_takes_a_path_for_a_ledger_in_a_file(spent):
         assert [detail.partition(": ")[0] for detail in told] == [f"sqlite:///{file}"]
 
 
+def found_by_doctor(folder, **environment):
+    done = typed("doctor", "--json", cwd=folder, **environment)
+    return [(found["check"], found["verdict"], found["detail"]) for found in json.loads(done.stdout)]
+
+
+def test_doctor_tells_whose_limit_counts_and_where_the_kill_file_is(tmp_path):
+    (tmp_path / "x402guard.toml").write_text(
+        f'budget = "$10.00"\nkill_file = "{tmp_path}/stop"\nledger = "./spend.db"\n[policy]\nhosts = ["a.example"]\n'
+    )
+    (tmp_path / "x402guard.toml").chmod(0o600)
+    assert typed("budget", "set", "wallet", "10.00", "--new", cwd=tmp_path).returncode == 0
+    found = found_by_doctor(tmp_path)
+    assert [each for each in found if each[0] == "ledger"] == [
+        ("ledger", "ok", "sqlite:///./spend.db: 0 live holds; its wallet has a limit of $10.00")
+    ]
+    assert ("kill file", "ok", f"while there is a file {tmp_path}/stop, nothing is paid") in found
+    assert typed("budget", "set", "wallet", "20.00", cwd=tmp_path).returncode == 0
+    told = "budget is $10.00, but its wallet has a limit of $20.00, which its owner has set; that counts"
+    assert ("ledger", "ok", told) in found_by_doctor(tmp_path)
+    told = "budget is $7.00, but its wallet has a limit of $20.00, so no guard starts; leave budget out"
+    assert ("ledger", "problem", told) in found_by_doctor(tmp_path, X402GUARD_BUDGET="$7.00")
+    settings = [each for each in found_by_doctor(tmp_path, X402GUARD_POLICY__MAX_STEPS="50") if each[0] == "settings"]
+    assert [(verdict, "[policy] is not used" in detail) for _, verdict, detail in settings] == [("warning", True)]
+
+
 @pytest.mark.parametrize(
     ("environment", "check"),
     [

@@ -25,7 +25,8 @@ from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
 from x402guard.guard.unseen import clients_past_guard, unseen_libraries
 from x402guard.ledger.model import WALLET, HoldKind
-from x402guard.ledger.sessions import PAYER_MARK
+from x402guard.ledger.owner import owner_mark
+from x402guard.ledger.sessions import PAYER_MARK, is_owners_limit
 from x402guard.ledger.watch import BEAT
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
@@ -91,7 +92,8 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", "problem", str(error))
         return
-    yield Finding("settings", "ok", f"a guard can be created from them: {sources}")
+    verdict: Verdict = "warning" if "is not used" in sources else "ok"  # of a policy in the file
+    yield Finding("settings", verdict, f"a guard can be created from them: {sources}")
     signer = arguments["signer"]
     if signer is None:
         yield Finding(
@@ -150,13 +152,14 @@ def _people(settings: Settings, policy: Policy) -> Iterator[Finding]:
         detail = "no approver is set, so tools such as send_email and delete_… are denied; set approver, or policy.risk = false"
         yield Finding("approver", "warning", detail)
     if settings.kill_file is not None:
+        file = Path(settings.kill_file).expanduser().absolute()
         try:
-            if Path(settings.kill_file).exists():
-                detail = f"{settings.kill_file} exists: nothing is paid until it is removed"
-                yield Finding("kill file", "problem", detail)
+            if file.exists():
+                yield Finding("kill file", "problem", f"{file} exists: nothing is paid until it is removed")
+            else:
+                yield Finding("kill file", "ok", f"while there is a file {file}, nothing is paid")
         except OSError as error:
-            detail = f"{settings.kill_file} cannot be looked at, so nothing is paid: {error.strerror}"
-            yield Finding("kill file", "problem", detail)
+            yield Finding("kill file", "problem", f"{file} cannot be looked at, so nothing is paid: {error.strerror}")
 
 
 def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Finding]:
@@ -194,23 +197,27 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
         watched, now_ms = store.marks(*BEAT).values(), store.now_ms()
-        limits = [node.limit for node in store.path(WALLET)]
+        limit = next((node.limit for node in store.path(WALLET)), None)
+        set_by_owner = store.marks(*owner_mark(WALLET)).get(owner_mark(WALLET)[1])
         store.close()
     except (ConfigError, LedgerUnavailable) as error:
         yield Finding("ledger", "problem", str(error))
         return
-    yield Finding("ledger", "ok", f"{url}: {live} live holds")
+    shown = "no limit" if limit is None else f"a limit of ${format_dollars(limit)}"
+    yield Finding("ledger", "ok", f"{url}: {live} live holds; its wallet has {shown}")
     yield from _watchdog(watched, now_ms)
     for wallet in wallets:
         if payer is not None and wallet["address"] != payer:
             yield Finding(
                 "ledger", "problem", f"it belongs to the wallet {wallet['address']}, but the key belongs to {payer}"
             )
-    for limit in limits:
-        if budget is not None and limit is not None and dollars_to_nanos(budget) != limit:
-            yield Finding(
-                "ledger", "problem", f"its wallet has a limit of ${format_dollars(limit)}, but budget is {budget}"
-            )
+    asked = None if budget is None else dollars_to_nanos(budget)
+    if asked is not None and limit not in (None, asked):
+        is_owners = limit is not None and is_owners_limit(set_by_owner, asked, limit)
+        told = "which its owner has set; that counts" if is_owners else "so no guard starts; leave budget out"
+        yield Finding(
+            "ledger", "ok" if is_owners else "problem", f"budget is {budget}, but its wallet has {shown}, {told}"
+        )
     if url == "memory://":
         yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")
     elif path is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:

@@ -66,7 +66,7 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         wallet = replace(wallet, soft=soft)
         view.put_node(wallet)
     set_by_owner = view.mark(owner_mark(WALLET))
-    if limit is None or limit == wallet.limit or _is_owners(set_by_owner, limit, wallet):
+    if limit is None or limit == wallet.limit or is_owners_limit(set_by_owner, limit, wallet.limit):
         return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
         return _lower(view, wallet, limit)
@@ -76,11 +76,14 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
     )
 
 
-def _is_owners(set_by_owner: Mapping[str, Any] | None, limit: Nanos, node: Node) -> bool:
-    """True if the owner's limit stands in place of the *limit* that code asks for: the first one, or a higher one."""
-    if set_by_owner is None or node.limit is None:
+def is_owners_limit(set_by_owner: Mapping[str, Any] | None, limit: Nanos, now: Nanos | None) -> bool:
+    """Return whether the owner's limit stands in place of the *limit* that code asks for: the first one, or a higher one.
+
+    *set_by_owner* is the row of ``owner_mark``, or None; *now* the limit in the ledger.
+    """
+    if set_by_owner is None or now is None:
         return False
-    return bool(limit == set_by_owner["was"] or limit > node.limit == set_by_owner["is"])
+    return bool(limit == set_by_owner["was"] or limit > now == set_by_owner["is"])
 
 
 def name_mark(name: str) -> MarkKey:
@@ -128,7 +131,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
             f"per: budget {node.name!r} has the window {_shown(node.window)}, not {_shown(request.window)}"
         )
     set_by_owner = view.mark(owner_mark(request.id))
-    if request.limit is not None and _is_owners(set_by_owner, request.limit, node):
+    if request.limit is not None and is_owners_limit(set_by_owner, request.limit, node.limit):
         request = replace(request, limit=None)  # the owner has changed this limit since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
         raise ConfigError(
