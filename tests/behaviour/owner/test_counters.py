@@ -114,7 +114,7 @@ def test_a_counter_that_says_more_refuses_more_and_is_no_matter(spent):
 
 
 def test_what_another_policy_did_not_count_differs(spent):
-    assert told(spent, Policy(max_calls={"forecast": 5})) == []
+    assert told(spent, Policy(max_calls={"another": 5})) == []
     other = Policy(max_calls={"s*": 5}, velocity=None)
     assert told(spent, other) == ["counter calls 'run s*' says 0, and the journals say 4"]
 

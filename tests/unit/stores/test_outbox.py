@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from x402guard.ledger.model import (
 from x402guard.money import Nanos
 from x402guard.stores import outbox, outbox_file
 from x402guard.stores.outbox import Kept, Outbox, left_behind, outbox_folder
-from x402guard.stores.outbox_file import ENDING
 
 HOUR_MS = 3_600_000
 
@@ -178,50 +176,6 @@ def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mi
     [(last, [one])] = left(place, START_MS + 6 * HOUR_MS)
     assert (last, one.hold.id) == (LAST, "late")
     assert left(place, START_MS + 700 * HOUR_MS) == [(LAST, [])]
-
-
-@pytest.mark.parametrize("server_ahead_h", [-7, 0, 7, 10_000])
-def test_what_is_old_is_so_by_this_machines_clock_as_well(place, server_ahead_h):
-    here = [START_MS]
-    mine, ahead_ms = Outbox(lambda: (here[0], 0)), server_ahead_h * HOUR_MS
-    mine.keep_in(place, synced=False)
-    mine.note(Rows(a_hold("first")), LAST)
-    here[0] += HOUR_MS
-    mine.note(Rows(a_hold("second"), now_ms=here[0] + ahead_ms), None)  # by another server
-    kept = [each.hold.id for part in mine.parts(min(here[0], here[0] + ahead_ms)) for each in part]
-    assert kept == ["first", "second"]
-    here[0] += (6 + min(12, max(0, server_ahead_h))) * HOUR_MS
-    mine.note(Rows(a_hold("third"), now_ms=here[0] + max(0, ahead_ms)), None)
-    assert [each.hold.id for part in mine.parts(here[0]) for each in part] == ["third"]
-    mine.close()
-
-
-@pytest.mark.parametrize("behind_h", [0, 7, 11])
-@pytest.mark.parametrize("writes_again", [True, False])
-def test_a_clock_that_is_set_right_makes_nothing_old(place, behind_h, writes_again):
-    """Also if the process is killed before it writes again."""
-    right, ahead = [START_MS], [-behind_h * HOUR_MS]
-    mine = Outbox(lambda: (right[0] - behind_h * HOUR_MS, ahead[0] + behind_h * HOUR_MS))
-    mine.keep_in(place, synced=False)
-    mine.note(Rows(a_hold("early"), now_ms=right[0]), LAST)
-    right[0] += 60_000
-    ahead[0] = 0
-    if writes_again:
-        mine.note(Rows(a_hold("late"), now_ms=right[0]), {**LAST, "seq": 4})
-    mine._file.close()  # as kill -9 does
-    mine._file = None
-    kept = [each.hold.id for _, written in left(place, right[0] + 1_000) for each in written]
-    assert kept == ["early", "late"][: 1 + writes_again]
-
-
-def test_a_clock_that_drifts_by_a_moment_writes_no_file_anew(mine, place):
-    ahead = itertools.count()
-    mine._here = lambda: (START_MS, next(ahead) % 3)
-    files = set()
-    for number in range(20):
-        mine.note(Rows(a_hold(f"h{number}")), LAST)
-        files |= set(place.iterdir())
-    assert len([file for file in files if file.suffix == ENDING]) == 1
 
 
 def test_a_living_process_looks_for_its_last_entry_however_old_it_is(mine):
