@@ -72,7 +72,7 @@ BREAKS = (
     ("the undecided payments are read before the chain", "x402/reconciliation.py",
      "undecided, unshown = partial(_undecided, store),", "undecided, unshown = partial(list, _undecided(store)),"),
     ("S8: a guard does not know that its owner has changed the wallet's limit", "ledger/sessions.py",
-     " or _is_owners(set_by_owner, limit, wallet):", ":"),
+     " or is_owners_limit(set_by_owner, limit, wallet.limit):", ":"),
     ("S9: any payment in the block of a cancellation hides it", "chain/logs.py",
      "in (None, intent.nonce):", "is not Ellipsis:"),
     ("a new reconciliation takes what another has explained for a theft", "ledger/evidence.py",
