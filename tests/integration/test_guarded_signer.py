@@ -325,6 +325,7 @@ def test_a_payload_shows_no_signature_and_is_not_pickled(guarded, trickler):
         "{path}\t",
         "{path}#x",
         "http://:{port}{path}",
+        ":{path}",
         "\u00a0{path}",
         "{path}?a=%41",
         "{path}?a=|",

@@ -121,12 +121,12 @@ class OverA2A(Seller):
         payload = request.message.metadata["x402.payment.payload"] if request.message.metadata else None
         if payload is None:
             asks = {"x402.payment.status": "payment-required", "x402.payment.required": self.terms(f"{HOST}/task")}
-            yield _task(TaskState.TASK_STATE_INPUT_REQUIRED, asks)
+            yield task_event(TaskState.TASK_STATE_INPUT_REQUIRED, asks)
             return
         self.nonces.append(payload["payload"]["authorization"]["nonce"])
         state = await self.answered(TaskState.TASK_STATE_COMPLETED)
         gives = {"x402.payment.status": "payment-completed", "x402.payment.receipts": [receipt()]}
-        yield _task(state, gives if self.answer == SOLD else {})
+        yield task_event(state, gives if self.answer == SOLD else {})
 
     def buy(self, session, what="42"):
         async def call():
@@ -139,7 +139,7 @@ class OverA2A(Seller):
         self.run(call)
 
 
-def _task(state, metadata):
+def task_event(state, metadata):
     status = TaskStatus(state=state, message=Message(message_id="a", metadata=metadata))
     return StreamResponse(task=Task(id="t", context_id="c", status=status))
 

@@ -248,6 +248,10 @@ class _AsyncSlots(_Keeps):
         raise TypeError(f"{effect!r} is not read here")
 
 
+_UNREAD_S: Final = 2.0
+"""How long a payment keeps its slot from who waits before it is read: another task may be about to."""
+
+
 class Payment:
     """A payment that is signed, and whose outcome the caller knows: end it by ``settled`` or ``failed``.
 
@@ -263,7 +267,7 @@ class Payment:
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
         self._lock = threading.Lock()
-        slots.follow(lambda: True, 0)  # it is not under way before it is read
+        slots.follow(lambda: False, _UNREAD_S)  # one that is not read is not under way
 
     def __repr__(self) -> str:
         return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature

@@ -161,7 +161,7 @@ _ANY: Final = "any"
 """Clients read a Location in different ways unless it is plain: it may be any place."""
 
 _PLAIN: Final = re.compile(
-    r"(?:(?:https?:)?//(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?=[/?#]|$)|(?!//|[A-Za-z][A-Za-z0-9+.-]*:))"
+    r"(?:(?:https?:)?//(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?=[/?#]|$)|(?!//|[^/?#]*:))"
     r"(?:[A-Za-z0-9._~!$&'()*,;=:@/?#+-]|%(?!(?:4[1-9A-F]|[57][0-9A]|6[1-9A-F]|3[0-9]|2[DE]|5F|7E))[0-9A-F]{2})*",
     re.IGNORECASE,
 )

@@ -31,7 +31,7 @@ from x402guard.evm import Address
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.arguments import Mode
 from x402guard.guard.notices import Webhook
-from x402guard.guard.tables import Number, Whole, table_of
+from x402guard.guard.tables import Number, Whole, table_of, two_readings
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
@@ -445,8 +445,8 @@ class _Environment(EnvSettingsSource):
                 raise  # the setting may be a text as well
             key = "" if _LIKE_A_KEY.search(error.words) else error.words
             raise ConfigError(f"{_variable_of(value, field_name)}: {error}{key and f': {key!r:.60}'}") from None
-        if _has_null(found):
-            raise ConfigError(f"{_variable_of(value, field_name)}: null is no value; leave out what is not set")
+        if wrong := two_readings(found):
+            raise ConfigError(f"{_variable_of(value, field_name)}: {wrong}")
         return found
 
 
@@ -454,11 +454,6 @@ def _variable_of(value: str, field_name: str) -> str:
     """Return the name of the variable with this value: pydantic knows the last part of the name alone."""
     names = (n for n, given in os.environ.items() if given == value and n.startswith(ENV_PREFIX))
     return next((n for n in names if n.endswith(field_name.upper())), field_name)
-
-
-def _has_null(value: object) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return value is None or any(_has_null(each) for each in inner)
 
 
 class _TomlWithoutKey(TomlConfigSettingsSource):

@@ -121,3 +121,16 @@ def _built(value: Any, *, zero_is_none: bool) -> Any:
             key: None if zero_is_none and each == 0 else _built(each, zero_is_none=False) for key, each in value.items()
         }
     return value
+
+
+def two_readings(value: object) -> str:
+    """Return what is wrong with decoded JSON that pydantic would read in its own way; "" for nothing.
+
+    It takes null for no rule, and the last of two names that differ in capitals.
+    """
+    if value is None:
+        return "null is no value; leave out what is not set"
+    if isinstance(value, dict) and len({name.lower() for name in value}) != len(value):
+        return f"a name appears twice, in capitals and small letters: {', '.join(value):.80}"
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next(filter(None, map(two_readings, inner)), "")

@@ -20,8 +20,9 @@ _MOST_MEMORY: Final = 2**30
 _MOST_WORK: Final = 2**25
 """For scrypt: n · r · p, sixteen times that of wallets."""
 
-_MOST_ROUNDS: Final = 20_000_000
-_MOST_LENGTH: Final = 1_024
+_MOST_ROUNDS: Final = 32 * 10_000_000
+"""For PBKDF2: its rounds, for each of the bytes that they make."""
+
 _KEYSTORE: Final = "LocalSigner.from_keystore(path, password=…)"
 
 
@@ -118,17 +119,27 @@ def keystore_address(text: str) -> Address:
 
 def _keystore(text: str) -> Mapping[str, Any] | str:
     try:
-        store = read_object(text)
+        store: dict[str, Any] = _in_small_letters(read_object(text))
     except NotReadable as error:
         return f"it cannot be read: {error}"
-    crypto = store.get("crypto", store.get("Crypto"))
+    crypto = store.get("crypto")
     if not isinstance(crypto, dict):
         return "it is no keystore: it has no table crypto"
     if store.get("version") != 3:
         return f"its version is {str(store.get('version'))[:20]!r}; version 3 is read"
     if not _is_bounded(crypto):
         return "its kdfparams ask for over 1 GiB of memory, or for minutes: wallets ask for 256 MiB (n = 262144, r = 8)"
-    return {key.lower() if key == "Crypto" else key: value for key, value in store.items()}
+    return store
+
+
+def _in_small_letters(value: Any) -> Any:
+    """Return a table with its names as they are decrypted by: in small letters. Raises ``NotReadable`` for two of one name."""
+    if not isinstance(value, dict):
+        return value
+    found = {name.lower(): _in_small_letters(each) for name, each in value.items()}
+    if len(found) != len(value):
+        raise NotReadable("a name appears twice, in capitals and small letters")
+    return found
 
 
 def _is_bounded(crypto: Mapping[str, Any]) -> bool:
@@ -138,9 +149,7 @@ def _is_bounded(crypto: Mapping[str, Any]) -> bool:
     n, r, p, rounds, length = (given.get(name, 1) for name in ("n", "r", "p", "c", "dklen"))
     if not all(type(each) is int and each > 0 for each in (n, r, p, rounds, length)):
         return False
-    return bool(
-        128 * n * r <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds <= _MOST_ROUNDS and length <= _MOST_LENGTH
-    )
+    return bool(128 * r * (n + p) <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds * length <= _MOST_ROUNDS)
 
 
 def make_keystore(password: str, given: object = None) -> str:

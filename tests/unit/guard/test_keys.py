@@ -125,6 +125,24 @@ def test_a_keystore_whose_password_would_take_minutes_or_all_memory_is_refused(t
         LocalSigner.from_keystore(tmp_path / "wallet.json", password="x")
 
 
+@pytest.mark.parametrize(
+    "crypto",
+    [
+        {"kdf": "scrypt", "kdfparams": {"N": 2**24, "r": 8}},
+        {"kdf": "scrypt", "KdfParams": {"n": 2**24, "r": 8}},
+        {"kdf": "scrypt", "kdfparams": {"n": 2, "r": 1, "p": 2**24}},
+        {"kdf": "pbkdf2", "kdfparams": {"c": 20_000_000, "dklen": 1_024}},
+    ],
+)
+def test_a_keystore_is_bounded_however_its_parameters_are_spelled(tmp_path, crypto):
+    (tmp_path / "wallet.json").write_text(json.dumps({"version": 3, "Crypto": crypto}))
+    with pytest.raises(ConfigError, match="its kdfparams ask for"):
+        LocalSigner.from_keystore(tmp_path / "wallet.json", password="x")
+    (tmp_path / "wallet.json").write_text(json.dumps({"version": 3, "Crypto": crypto, "crypto": {}}))
+    with pytest.raises(ConfigError, match="a name appears twice"):
+        LocalSigner.from_keystore(tmp_path / "wallet.json", password="x")
+
+
 def test_what_is_no_regular_file_is_no_keystore(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large.json").write_bytes(b"{" * 70_000)

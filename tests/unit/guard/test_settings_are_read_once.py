@@ -24,6 +24,11 @@ def _clean(monkeypatch, tmp_path):
         ("ASSETS", '[{"network": "a", "network": "b"}]', "ASSETS: a key appears twice"),
         ("CHAINS", f'{{"{"ab" * 32}": "http://a", "{"ab" * 32}": "http://b"}}', "CHAINS: a key appears twice"),
         ("POLICY", '{"hosts": null}', "POLICY: null is no value; leave out what is not set"),
+        (
+            "POLICY",
+            '{"velocity": {"calls_per_hour": 1}, "Velocity": false}',
+            "POLICY: a name appears twice, in capitals",
+        ),
         ("POLICY", "null", "POLICY: null is no value"),
         ("POLICY__HOSTS", "null", "POLICY__HOSTS: null is no value"),
         ("POLICY__VELOCITY", '{"dollars_per_hour": null}', "POLICY__VELOCITY: null is no value"),
