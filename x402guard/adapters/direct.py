@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
@@ -248,8 +249,9 @@ class _AsyncSlots(_Keeps):
         raise TypeError(f"{effect!r} is not read here")
 
 
-_UNREAD_S: Final = 2.0
-"""How long a payment keeps its slot from who waits before it is read: another task may be about to."""
+_UNREAD_S: Final = 3.0
+"""After so long, a payment that was not read keeps nothing waiting: its slot goes to who waits, and the task that has signed
+it may ask again. Until then another task may be about to read it."""
 
 
 class Payment:
@@ -267,7 +269,10 @@ class Payment:
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
         self._lock = threading.Lock()
+        self._was_read = False
         slots.follow(lambda: False, _UNREAD_S)  # one that is not read is not under way
+        signer, until_s = here().follow_task(), time.monotonic() + _UNREAD_S
+        context.between_hops[self._presentation] = lambda: time.monotonic() >= until_s and signer()
 
     def __repr__(self) -> str:
         return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature
@@ -311,8 +316,8 @@ class Payment:
         The task that signs may be another one, which ends before the payment is sent.
         """
         with self._lock:
-            if self._flow is not None and self._presentation not in self._context.between_hops:
-                is_lost = here().follow_task()
+            if self._flow is not None and not self._was_read:
+                self._was_read, is_lost = True, here().follow_task()
                 self._context.between_hops[self._presentation] = is_lost
                 self._slots.follow(is_lost, self._context.flight_ms / 1000)
 

@@ -123,6 +123,24 @@ def test_a_payment_that_was_not_read_takes_no_place_from_who_waits(mode):
         assert time.monotonic() - began < 10
 
 
+@MODES
+def test_who_asks_again_without_having_read_does_not_wait_for_itself_for_long(mode):
+    """As after an error between the signature and the request; the name is still bound."""
+    if mode == "async":
+        return asyncio.run(asks_twice())
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        began = time.monotonic()
+        first = session.pay(required())
+        assert session.pay(required()).hold_id == first.hold_id
+        assert time.monotonic() - began < 15
+
+
+async def asks_twice():
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session, anyio.fail_after(15):
+        first = await session.apay(required())
+        assert (await session.apay(required())).hold_id == first.hold_id
+
+
 def test_payments_that_are_signed_in_threads_and_read_by_tasks_keep_their_places():
     """Between the two no task has read them, and those who wait do not take their places."""
     under_way, most = [0], [0]
