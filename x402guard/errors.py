@@ -49,9 +49,9 @@ MOST_QUOTED: Final = 200
 _MOST_READ: Final = 4_096
 _ADDRESS_DIGITS: Final = 40
 _MAY_BE_A_KEY: Final = re.compile(
-    rf"(?<![0-9a-fA-F])(?![0-9a-fA-F]{{{_ADDRESS_DIGITS}}}(?![0-9a-fA-F]))([0-9a-fA-F]{{6}})[0-9a-fA-F]{{27,}}"
+    rf"(?<![0-9a-fA-F])(?!(?<=0[xX])[0-9a-fA-F]{{{_ADDRESS_DIGITS}}}(?![0-9a-fA-F]))([0-9a-fA-F]{{6}})[0-9a-fA-F]{{27,}}"
 )
-"""A key, or a part of one that an error has cut. An address is none."""
+"""A key, or a part of one that an error has cut. An address, with its ``0x``, is none."""
 
 _SPENDABLE: Final = re.compile(r"[A-Za-z0-9+/_=-]{80,}")
 

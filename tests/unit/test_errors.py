@@ -143,7 +143,9 @@ def test_words_of_a_peer_say_no_signature_even_where_they_are_cut(spendable):
 KEY = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
 
 
-@pytest.mark.parametrize("shown", [KEY, f"0x{KEY}", f"0x{KEY}"[:40], f"0x{KEY}"[:60], KEY[:33], f"{{'{KEY}': 'a"])
+@pytest.mark.parametrize(
+    "shown", [KEY, f"0x{KEY}", f"0x{KEY}"[:40], f"0x{KEY}"[:60], KEY[:33], KEY[:40], f"{{'{KEY}': 'a"]
+)
 def test_a_key_in_the_wrong_setting_is_not_shown(shown):
     error = ConfigError(f"budget: {shown!r} is not a dollar amount")
     assert KEY[6:12] not in str(error)
@@ -151,6 +153,8 @@ def test_a_key_in_the_wrong_setting_is_not_shown(shown):
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
 
 
-@pytest.mark.parametrize("shown", ["0x857b06519E91e3A54538791bDbb0E22373e36b66", "eip155:84532", "0123456789" * 4])
+@pytest.mark.parametrize(
+    "shown", ["0x857b06519E91e3A54538791bDbb0E22373e36b66", "eip155:84532", "0x" + "0123456789" * 4]
+)
 def test_an_address_in_a_setting_is_shown(shown):
     assert shown in str(ConfigError(f"payee: {shown} is not this wallet's"))

@@ -163,6 +163,9 @@ class Slots:
                 here().collect_dropped()
             self._look()
             left_s = until_s - time.monotonic()
+            if not waiting.granted and left_s <= 0 and is_first:  # a call that may not wait looks once as well
+                here().collect_dropped()
+                self._look()
             if waiting.granted or left_s <= 0:
                 return
             yield min(_LOOK_S, left_s)

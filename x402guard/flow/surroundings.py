@@ -22,6 +22,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
+from x402guard.flow.detached import in_event_loop
+
 
 class Surroundings:
     """This machine, and this process on it."""
@@ -94,11 +96,11 @@ class Surroundings:
 
         Outside an event loop, a thread takes the place of the task. A loop that runs in it later runs on its behalf.
         """
-        kept = weakref.ref(current_task())
+        kept, is_alone = weakref.ref(current_task()), not in_event_loop()  # a callback of a loop has no task
 
         def is_over() -> bool:
             task = kept()
-            if task is None or task is current_task() or task is threading.current_thread():
+            if task is None or task is current_task() or (is_alone and task is threading.current_thread()):
                 return True
             return task.done() if isinstance(task, asyncio.Task) else _is_ended_thread(task)
 

@@ -324,7 +324,7 @@ def _read(path: Path | None) -> Settings:
     except SettingsError as error:
         # pydantic names the field, but not its value.
         field = str(error).partition('field "')[2].partition('"')[0]
-        hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, '["a", "b"]')
+        hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, _JSON_LIST)
         raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
     except _UNREADABLE as error:
         raise _unreadable(path or CONFIG_FILE, error) from None
@@ -335,7 +335,7 @@ _UNREADABLE: Final = (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionErro
 
 def _toml(file: Path) -> dict[str, Any]:
     # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
-    return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # read_text would end a comment at a lone \r
 
 
 def _unreadable(file: Path | str, error: Exception) -> ConfigError:
@@ -416,6 +416,7 @@ _SECRETS: Final = frozenset({"private_key", "keystore_password", "webhook_secret
 # Tables of the file whose keys can also be set one by one in the environment.
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
 _NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG, REPORT_KEY_PASSWORD})  # what others read
+_JSON_LIST: Final = '["a", "b"]'
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
@@ -444,7 +445,10 @@ class _Environment(EnvSettingsSource):
             if value.lstrip()[:1] not in ("{", "["):
                 raise  # the setting may be a text as well
             key = "" if _LIKE_A_KEY.search(error.words) else error.words
-            raise ConfigError(f"{_variable_of(value, field_name)}: {error}{key and f': {key!r:.60}'}") from None
+            hint = (
+                f"; write it as {_JSON_HINTS.get(field_name, _JSON_LIST)}" if str(error).startswith("not JSON") else ""
+            )
+            raise ConfigError(f"{_variable_of(value, field_name)}: {error}{key and f': {key!r:.60}'}{hint}") from None
         if wrong := two_readings(found):
             raise ConfigError(f"{_variable_of(value, field_name)}: {wrong}")
         return found

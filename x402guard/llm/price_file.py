@@ -59,7 +59,7 @@ def open_book(path: str | None) -> GenaiPriceBook:
     providers = wrapped.get("providers")
     found = _hash(providers)
     if found != wrapped.get("sha256"):
-        raise ConfigError(f"metering.prices: {file} was changed after its import: its hash is {found}")
+        raise ConfigError(f"metering.prices: {file} was changed after its import: its hash is {found}", public=found)
     return _book(providers, file, f"sha256:{found[:12]}")
 
 
@@ -76,7 +76,9 @@ def write_prices(source: Path, target: Path, *, seen: str | None = None) -> str:
     """
     providers, found = _providers_of(source)
     if seen not in (None, found):
-        raise ConfigError(f"prices: {source} was changed after its hash was confirmed: its hash is now {found}")
+        raise ConfigError(
+            f"prices: {source} was changed after its hash was confirmed: its hash is now {found}", public=found
+        )
     _book(providers, source, found)
     text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers})
     partly = target.with_name(f".{target.name}.new")

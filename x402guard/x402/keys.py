@@ -20,6 +20,7 @@ _MOST_MEMORY: Final = 2**30
 _MOST_WORK: Final = 2**25
 """For scrypt: n · r · p, sixteen times that of wallets."""
 
+_MOST_PARTS: Final = 64
 _MOST_ROUNDS: Final = 32 * 10_000_000
 """For PBKDF2: its rounds, for each of the bytes that they make."""
 
@@ -149,7 +150,9 @@ def _is_bounded(crypto: Mapping[str, Any]) -> bool:
     n, r, p, rounds, length = (given.get(name, 1) for name in ("n", "r", "p", "c", "dklen"))
     if not all(type(each) is int and each > 0 for each in (n, r, p, rounds, length)):
         return False
-    return bool(128 * r * (n + p) <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds * length <= _MOST_ROUNDS)
+    return bool(
+        p <= _MOST_PARTS and 128 * n * r <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds * length <= _MOST_ROUNDS
+    )
 
 
 def make_keystore(password: str, given: object = None) -> str:

@@ -232,3 +232,49 @@ def test_a_blocking_call_in_an_event_loop_does_not_wait_for_the_loops_own_tasks(
     with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
         assert asyncio.run(both(session)).hold_id
         assert (session.spent, session.held) == (CENT, 0)
+
+
+def test_a_payment_that_a_callback_has_read_is_not_lost_for_all_tasks_of_its_loop():
+    """A callback of a loop has no task of its own; its thread is that of every task."""
+
+    async def both(session):
+        first, read = await session.apay(required()), asyncio.Event()
+
+        def reads():
+            assert first.header
+            read.set()
+
+        asyncio.get_running_loop().call_soon(reads)
+        await read.wait()
+        other = asyncio.create_task(session.apay(required()))
+        done, _ = await asyncio.wait([other], timeout=0.5)
+        assert not done
+        await first.asettled(receipt())
+        assert (await other).hold_id != first.hold_id
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        asyncio.run(both(session))
+
+
+@pytest.mark.parametrize("in_a_loop", [True, False])
+def test_a_call_that_may_not_wait_looks_for_lost_places_once(in_a_loop):
+    """Answers that were lost in errors which keep themselves are found by the garbage collector alone."""
+
+    def loses(number):
+        payment = session.pay(required(url=f"{URL}/{number}"))
+        kept = ConnectionError("no answer")
+        kept.payment, payment.kept = payment, kept
+        assert payment.header
+
+    async def buys():
+        return session.pay(required(url=f"{URL}/after"))
+
+    with make_guard(policy=PLACES) as guard, guard.session("s", budget="$1.00") as session:
+        gc.disable()
+        try:
+            with ThreadPoolExecutor(1) as pool:  # another thread reads them: none is lost by its task
+                for number in range(2):
+                    pool.submit(loses, number).result()
+                assert asyncio.run(buys()) if in_a_loop else session.pay(required(url=f"{URL}/after"))
+        finally:
+            gc.enable()

@@ -34,6 +34,7 @@ def _clean(monkeypatch, tmp_path):
         ("POLICY__VELOCITY", '{"dollars_per_hour": null}', "POLICY__VELOCITY: null is no value"),
         ("POLICY__VELOCITY", '{"dollars_per_hour": NaN}', "POLICY__VELOCITY: NaN is not a JSON number"),
         ("METERING__MODELS", '{"a": null}', "METERING__MODELS: null is no value"),
+        ("POLICY__HOSTS", "[a.b, c.d]", r'POLICY__HOSTS: not JSON: .*; write it as \["a", "b"\]'),
         ("POLICY__HOSTS", "[" * 5000, "POLICY__HOSTS: nested too deeply"),
         ("POLICY__VELOCITY", "0", "policy.velocity: 0 is not a table; write its keys, or false for no such rule"),
         ("POLICY", '{"loop": 0}', "policy.loop: 0 is not a table"),
@@ -53,12 +54,13 @@ def test_json_in_the_environment_has_one_reading(monkeypatch, variable, value, s
         ('Budget = "$5"\n', "Budget: settings are written in small letters .*; write budget$"),
         ("[policy]\nvelocity = 0\n", "policy.velocity: 0 is not a table"),
         ("[policy]\nloop = 0.0\n", r"policy.loop: 0.0 is not a table"),
+        ('budget = "$5"  # ours\rsession_budget = "$50"\n', "cannot be read"),
         ("budget = " + "[" * 20_000, "cannot be read"),
     ],
 )
 def test_a_file_has_one_reading(tmp_path, text, says):
     file = tmp_path / "rules.toml"
-    file.write_text(text)
+    file.write_bytes(text.encode())
     with pytest.raises(ConfigError, match=says):
         load_settings(file)
 
