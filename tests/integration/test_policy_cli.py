@@ -174,6 +174,16 @@ RULES = {
 }
 
 
+def test_a_url_without_its_scheme_is_no_tool(policy):
+    """As a tool of that name it would be allowed, although the rules deny the host."""
+    code, said = policy("explain", "evil.example/x", "--config", "rules.toml", text=GOOD)
+    assert (code, "what: 'evil.example/x' is neither a URL nor a tool; write https://evil.example/x" in said) == (
+        2,
+        True,
+    )
+    assert policy("explain", "crm/delete_user", "--config", "rules.toml", text=GOOD)[0] == 0
+
+
 @pytest.mark.parametrize("case", RULES)
 def test_an_offer_is_explained_as_it_would_be_judged(policy, merchant, tmp_path, case):
     text, path, expected = RULES[case]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
+from x402guard.errors import ConfigError
 from x402guard.guard.arguments import meter_of
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
@@ -113,7 +114,9 @@ def explain(
     if "://" in what:
         lines = explainer.url(typed_request(what, method, header, data))
     else:
-        lines = [explainer.tool(check_pattern("what", what))]  # a URL without https:// is no tool
+        if "." in what.partition("/")[0] and "/" in what and " " not in what:
+            raise ConfigError(f"what: {what!r:.120} is neither a URL nor a tool; write https://{what:.100}")
+        lines = [explainer.tool(check_pattern("what", what))]
     show_verdicts(lines, as_json=as_json)
 
 
