@@ -288,13 +288,13 @@ class Payment:
     @property
     def header(self) -> tuple[str, str]:
         """The name and value of its header, for a request of the caller's own."""
-        self._is_read()
+        self._note_read()
         return self._name, self._value.reveal()
 
     @property
     def payload(self) -> dict[str, Any]:
         """The PaymentPayload to send, as JSON values: in ``_meta["x402/payment"]`` over MCP, for example."""
-        self._is_read()
+        self._note_read()
         return self._message()
 
     def _message(self) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Payment:
         with forgetting():
             note_made([(self._name.lower(), self._value.reveal())], self._message())
 
-    def _is_read(self) -> None:
+    def _note_read(self) -> None:
         """The task that reads it first sends it. If it asks again, it has lost it: its payment is presented again at once.
 
         The task that signs may be another one, which ends before the payment is sent.
