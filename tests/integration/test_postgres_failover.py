@@ -153,7 +153,7 @@ def test_a_replica_serves_reports_and_takes_no_payment(two_servers):
     with make_guard(postgres.url(first, "postgres")) as guard, guard.session("s", budget="$1.00") as session:
         session.charge("search", "$0.10")
     theirs = postgres.url(second, "postgres")
-    postgres.say(second, "SELECT count(*) > 3 FROM x402guard.entries", until=(True,))
+    postgres.catch_up(second, first)
     done = subprocess.run(
         [sys.executable, "-m", "x402guard", "report", "s", "--ledger", theirs],
         capture_output=True,
@@ -191,7 +191,7 @@ def test_a_replica_that_takes_over_without_the_newest_payments_is_found_out_befo
         guard.session("s", budget="$1.00") as session,
     ):
         session.charge("search", "$0.10")
-        postgres.say(second, "SELECT count(*) > 3 FROM x402guard.entries", until=(True,))
+        postgres.catch_up(second, first)
         postgres.stop(second)
         session.charge("search", "$0.60")
         postgres.stop(first, "immediate")
@@ -210,8 +210,7 @@ def failover(two_servers):
     first, second = two_servers
 
     def stop():
-        postgres.say(second, "SELECT count(*) > 3 FROM x402guard.entries", until=(True,))
-        time.sleep(0.1)
+        postgres.catch_up(second, first)
         postgres.stop(second)
 
     def take_over():
@@ -329,9 +328,9 @@ def test_what_was_lost_counts_again_and_the_wallet_is_tripped_for_all(failover):
 @pytest.mark.parametrize("stage", ["sent", "closed"])
 def test_what_a_killed_process_had_signed_counts_after_another_server_has_taken_over(failover, stage):
     url, stop, take_over = failover
-    process = begun(url, stage)
-    stop()
-    ended(process)
+    with begun(url, stage) as process:
+        stop()
+        ended(process)
     take_over()
     make_guard(url, budget="$1.00", unsafe_async_failover=True).close()
     with Owner(url) as owner:

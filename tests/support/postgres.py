@@ -137,6 +137,12 @@ def say(folder, sql, until=None):
     raise TimeoutError(f"{sql}: {found}")
 
 
+def catch_up(second, first):
+    """Wait until a replica has played all that its primary server has written so far."""
+    (written,) = say(first, "SELECT pg_current_wal_lsn()")
+    say(second, f"SELECT pg_last_wal_replay_lsn() >= '{written}'", until=(True,))
+
+
 @contextmanager
 def _locked(folder):
     with (folder / "lock").open("w") as file:
