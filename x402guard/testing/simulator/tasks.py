@@ -350,7 +350,7 @@ class Task(Generic[R]):
         if guard is None:
             raise Violation("runs-after-death", str(self))
         self._slot_until_ms = self._slot_until_ms or now_ms + effect.wait_s * 1000
-        self._slot = guard.shell.slots.enter(effect.where, effect.most, 0)
+        self._slot = self.home.context.run(guard.shell.slots.enter, effect.where, effect.most, 0)
         if self._slot is not None or now_ms >= self._slot_until_ms:
             self._slot_until_ms = 0
             self.resume(self._slot)
