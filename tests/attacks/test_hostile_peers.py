@@ -271,6 +271,13 @@ def test_an_unknown_way_to_misbehave_is_said_so(request, made):
     world = request.getfixturevalue(made)
     with pytest.raises(KeyError, match="nonsense"):
         world.url_of("nonsense") if made == "hostile_server" else world.misbehave("nonsense")
+    nearly, meant = {
+        "hostile_server": ("lost_anwser", "lost_answer"),
+        "hostile_chain": ("stals", "stale"),
+        "hostile_facilitator": ("settle_late", "settles_late"),
+    }[made]
+    with pytest.raises(KeyError, match=f"did you mean {meant}\\?"):
+        world.url_of(nearly) if made == "hostile_server" else world.misbehave(nearly)
 
 
 def test_a14_one_transaction_shown_for_two_payments_is_flagged_without_a_chain_too(hostile_server):

@@ -391,5 +391,8 @@ def test_doctor_says_so_where_a_module_cannot_be_loaded_or_loads_nothing(tmp_pat
     assert doctor(tmp_path, "--load", "fine") == (0, [("ok", "fine loads nothing that the guard does not see")])
     says = "broken cannot be imported: RuntimeError: no key"
     assert doctor(tmp_path, "--load", "broken") == (1, [("problem", says)])
+    for wrong in ("./agent.py", "agents/agent", "my-agent", "", ".agent"):
+        says = f"--load names a module as Python imports it, such as my_agent or my_package.agent, not {wrong!r}"
+        assert doctor(tmp_path, "--load", wrong) == (1, [("problem", says)])
     [(verdict, detail)] = doctor(tmp_path)[1]
     assert (verdict, "requests" in detail, "aiohttp" in detail) == ("ok", True, True)

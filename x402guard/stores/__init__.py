@@ -129,14 +129,14 @@ def check_ledger_url(url: str) -> None:
     if is_postgres(url):
         _check_postgres(url)
     elif url != "memory://":
-        if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
-            raise ConfigError(
-                f"ledger: {_shown(url)} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
-            )
         if LEFT_IN_A_PATH.search(url.removeprefix("sqlite:///")):
             raise ConfigError(
-                f"ledger: {url!r:.200} has a blank, a quote or ; at an end, a character that is not shown, a comment, or a "
+                f"ledger: {_shown(url)} has a blank, a quote or ; at an end, a character that is not shown, a comment, or a "
                 "$NAME that no shell has replaced; write it without: it would be another ledger"
+            )
+        if not url.startswith("sqlite:///") or len(url) == len("sqlite:///"):
+            raise ConfigError(
+                f"ledger: {_shown(url)} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
         _usable(ledger_path(url))
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from x402guard.testing.engine import JSON, Engine, RpcError
 from x402guard.testing.hostile_answers import Dropped
-from x402guard.testing.server import Hosted
+from x402guard.testing.server import Hosted, check_behaviour
 
 _TAGS = ("latest", "safe", "finalized", "pending")
 _SERVER_ERROR = -32000
@@ -64,8 +64,7 @@ class HostileChain(Hosted):
 
     def misbehave(self, behaviour: str) -> None:
         """Change the behaviour; raise KeyError for a name that is not in `CHAIN_LIES`."""
-        if behaviour not in CHAIN_LIES:
-            raise KeyError(behaviour)
+        check_behaviour(behaviour, CHAIN_LIES)
         if behaviour == "stale":
             self._stale_at = self._engine.rpc("eth_getBlockByNumber", ["latest", False])["number"]
         self.behaviour = behaviour

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from x402guard.testing.engine import JSON
-from x402guard.testing.server import Hosted
+from x402guard.testing.server import Hosted, check_behaviour
 
 _TIMEOUT_S = 30.0
 
@@ -69,8 +69,7 @@ class HostileFacilitator(Hosted):
 
     def misbehave(self, behaviour: str) -> None:
         """Change the behaviour; raise KeyError for a name that is not in `FACILITATOR_LIES`."""
-        if behaviour not in FACILITATOR_LIES:
-            raise KeyError(behaviour)
+        check_behaviour(behaviour, FACILITATOR_LIES)
         self.behaviour = behaviour
 
     @property

@@ -24,7 +24,7 @@ from x402guard.testing.hostile_records import PAYMENT_HEADERS, Cheque, Received,
 from x402guard.testing.hostile_visit import Visit
 from x402guard.testing.payments import V1_NETWORKS
 from x402guard.testing.routes import CENT
-from x402guard.testing.server import Hosted, Server
+from x402guard.testing.server import Hosted, Server, check_behaviour
 from x402guard.testing.settlers import Settler, SignatureSettler
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -78,8 +78,7 @@ class HostileServer(Hosted):
 
     def url_of(self, behaviour: str, rest: object = 1) -> str:
         """Return the URL of a behaviour; raise KeyError for an unknown name."""
-        if behaviour != "honest" and behaviour not in BEHAVIOURS:
-            raise KeyError(behaviour)
+        check_behaviour(behaviour, ("honest", *BEHAVIOURS))
         return f"{self.url}/{behaviour}/{rest}"
 
     @property

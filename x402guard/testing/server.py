@@ -1,7 +1,9 @@
 """Serves an ASGI application on a loopback port, in a separate thread with its own event loop."""
 
+import difflib
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Self
 
 import uvicorn
@@ -9,6 +11,15 @@ from starlette.types import ASGIApp
 
 _LONGEST_SHUTDOWN_S = 2
 _KEEP_ALIVE_S = 60
+
+
+def check_behaviour(name: str, known: Iterable[str]) -> None:
+    """Raise ``KeyError`` for a behaviour that is not *known*. It names the nearest one, or all."""
+    names = list(known)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+        raise KeyError(f"there is no behaviour {name!r}; {hint}")
 
 
 class _ReportingServer(uvicorn.Server):

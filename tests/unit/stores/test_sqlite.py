@@ -162,6 +162,15 @@ def test_an_unknown_ledger_url_is_a_config_error(url):
         open_store(url)
 
 
+@pytest.mark.parametrize("url", ["spend.db;", " spend.db", "./spend.db # ours", "sqlite:///spend.db;", "spend\0"])
+def test_what_is_left_in_a_ledger_is_named(url):
+    with pytest.raises(ConfigError, match="a quote or ; at an end"):
+        open_store(url)
+    with pytest.raises(ConfigError, match="a URL of 'agent' has a blank") as caught:
+        open_store("agent:hunter2@db;")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_closed_ledger_says_so(path):
     store = SqliteStore(path)
     store.close()
