@@ -11,7 +11,7 @@ from x402guard.assets import TransferMethod
 from x402guard.evm import Address
 
 
-class Intent(Struct, frozen=True):
+class Intent(Struct, frozen=True, gc=False):
     """Every field of a payment except its signature. The payment header can be rebuilt from the row alone.
 
     Attributes:

@@ -98,14 +98,14 @@ Per = Literal["day", "week", "month"]
 """The length of a window."""
 
 
-class Window(Struct, frozen=True):
+class Window(Struct, frozen=True, gc=False):
     """The window of a budget: its spending restarts each day, week or month, by the calendar of time zone ``tz``."""
 
     per: Per
     tz: str
 
 
-class Node(Struct, frozen=True):
+class Node(Struct, frozen=True, gc=False):
     """A budget: a limit, the amounts taken from it, and a parent. Amounts are in nano-dollars, times in unix ms.
 
     A node of kind ``tokens`` counts tokens in the same fields and has no parent.
@@ -187,7 +187,7 @@ class Node(Struct, frozen=True):
         return None if self.limit is None else self.limit - self.counted - self.reserve
 
 
-class Purpose(Struct, frozen=True):
+class Purpose(Struct, frozen=True, gc=False):
     """What a hold pays for. Query strings are left out, because they can carry keys and names.
 
     Attributes:
@@ -206,7 +206,7 @@ class Purpose(Struct, frozen=True):
     step: str = ""
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """A server's statement about a settlement. It is not proven until the chain confirms it.
 
     Attributes:
@@ -234,7 +234,7 @@ class Delivery(StrEnum):
     """The owner, or the caller with ``pay_again``, has closed the purchase: the same request may sign a new payment."""
 
 
-class Hold(Struct, frozen=True):
+class Hold(Struct, frozen=True, gc=False):
     """A reservation of budget, written before anything is signed or sent.
 
     Attributes:
@@ -294,7 +294,7 @@ def entry_hash(covered: tuple[str | int | None, ...]) -> str:
     return hashlib.sha256(_ENCODED(covered)).hexdigest()
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """One immutable entry of a node's journal. Its four amounts are changes in nano-dollars; the sums are the balances.
 
     Attributes:
