@@ -13,7 +13,8 @@ from functools import partial
 import anyio
 
 from tests.support.ledger import Clock
-from x402guard.flow import drivers
+from x402guard.adapters import direct
+from x402guard.flow import drivers, surroundings
 
 PATIENCE_S = 60
 """Real seconds after which a caller counts as stuck."""
@@ -30,6 +31,12 @@ class WaitingClock(Clock):
         """Let what waits in the drivers wait on this clock."""
         patch.setattr(drivers, "time", _Sleeping(drivers.time, self.sleep))
         patch.setattr(drivers, "anyio", _Sleeping(drivers.anyio, self.asleep))
+        patch.setattr(surroundings, "_AGAIN_S", [0.0])
+        for module in (surroundings, direct):
+            patch.setattr(module, "time", self)
+
+    def monotonic(self):
+        return self.now_ms / 1000
 
     def begins(self):
         with self._changed:

@@ -36,6 +36,8 @@ class ByHand:
 
     has_names = can_pay_again = asks_where_it_reads = True
     is_awaited = can_redirect = False
+    asks_again_s = 4
+    """A thread may be one of a pool, and do another job: it waits until its payment is taken for lost."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -71,6 +73,7 @@ class ByHandAwaited(ByHand):
     """``session.apay``."""
 
     is_awaited = True
+    asks_again_s = 1
 
     async def pay(self, session, **more):
         return _read(await session.apay(required(), place=URL, **more))
@@ -111,6 +114,7 @@ class BySDK:
 
     has_names = can_pay_again = is_awaited = False
     can_redirect = asks_where_it_reads = True
+    asks_again_s = 1
 
     def __init__(self, clock):
         self.clock = clock
@@ -152,6 +156,7 @@ class OverA2A:
     """A guarded client of A2A: the payment is the stream of its agent's events."""
 
     has_names = can_pay_again = asks_where_it_reads = is_awaited = True
+    asks_again_s = 1
     can_redirect = False
 
     def __init__(self, clock):

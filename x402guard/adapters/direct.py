@@ -25,7 +25,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import DIRECT, RequestFacts
 from x402guard.flow.sealed import Sealed, forget_locals, forgetting
 from x402guard.flow.shell import Payer, Shell
-from x402guard.flow.surroundings import here
+from x402guard.flow.surroundings import follow_job, here
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
@@ -253,6 +253,10 @@ _UNREAD_S: Final = 3.0
 """After so long, a payment that was not read keeps nothing waiting: its slot goes to who waits, and the task that has signed
 it may ask again. Until then another task may be about to read it."""
 
+_TAKEN_OVER: Final = (
+    "payment: it was not read for 3 seconds, and another call presents it now; pay again for the same one"
+)
+
 
 class Payment:
     """A payment that is signed, and whose outcome the caller knows: end it by ``settled`` or ``failed``.
@@ -317,8 +321,11 @@ class Payment:
         """
         with self._lock:
             if self._flow is not None and not self._was_read:
-                self._was_read, is_lost = True, here().follow_task()
+                is_lost = follow_job(_UNREAD_S)
                 self._context.between_hops[self._presentation] = is_lost
+                if self._presentation not in self._context.in_flight:
+                    raise ConfigError(_TAKEN_OVER)
+                self._was_read = True
                 self._slots.follow(is_lost, self._context.flight_ms / 1000)
 
     def settled(self, response: object = None) -> Receipt:

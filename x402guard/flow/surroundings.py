@@ -111,6 +111,26 @@ class Surroundings:
         return secrets.token_bytes(count)
 
 
+def follow_job(pause_s: float) -> Callable[[], bool]:
+    """Return what says later whether the task or thread that runs has ended, or asks again, as ``follow_task`` does.
+
+    A thread may be one of a pool, and do another job then, while what this job has begun is under way elsewhere. So the
+    thread asks again only in the same context, and *pause_s* seconds later: a pool may run all its jobs in one.
+    """
+    is_over, thread = here().follow_task(), threading.current_thread()
+    if in_event_loop() or thread is threading.main_thread():
+        return is_over
+    job, until_s = _JOB.get(None) or object(), time.monotonic() + pause_s
+    _JOB.set(job)
+
+    def is_lost() -> bool:
+        if threading.current_thread() is not thread:
+            return is_over()
+        return _JOB.get(None) is job and time.monotonic() >= until_s
+
+    return is_lost
+
+
 def current_task() -> object:
     """Return the current task, or the thread if no event loop runs in it."""
     with suppress(RuntimeError):
@@ -133,6 +153,7 @@ _AGAIN_S: Final = [0.0]
 
 _THIS_MACHINE: Final = Surroundings()
 _HERE: Final[ContextVar[Surroundings]] = ContextVar("x402guard_surroundings")
+_JOB: Final[ContextVar[object]] = ContextVar("x402guard_job")
 
 
 def here() -> Surroundings:

@@ -73,11 +73,12 @@ _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=No
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
     found = block = _CURRENT.get()
-    # A session that was left in another context is over here, too. A scope is skipped only by the task that entered it
-    # (an async generator that is left early ends in another task); a task that inherited it would lose its limit.
-    while block is not None and (
-        block.session.is_over or (block.session.has_ended and block.entered_by() is current_task())
-    ):
+    # A run that was left in another context is over here, too. What is inside another one is skipped only by the task
+    # that entered it (an async generator that is left early ends in another task); a task that inherited it would lose
+    # its limit and its rights.
+    while block is not None and block.session.has_ended:
+        if block.entered_by() is not current_task() and not (block.outer is None and block.session.is_over):
+            break
         block = block.outer
     if block is not found:
         _CURRENT.set(block)  # tasks that begin from here on do not inherit what is over

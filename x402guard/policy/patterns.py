@@ -16,10 +16,15 @@ V = TypeVar("V")
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500
-_PORT: Final = re.compile(r"^(\S+ (?:\[[^\]]*\]|[^/:]*)):[0-9]+(?=/)")
+_PORT: Final = re.compile(r":[0-9]+$")
 _STAR: Final = "\0"  # occurs in no path
-_HOST: Final = re.compile(r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|(?:[\w*-]+\.)+[a-z]{2,}:[0-9]+", re.IGNORECASE)
+_HOST: Final = re.compile(
+    r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|\[[0-9a-f:.]+\](?::[0-9]+)?|(?:(?:[\w*-]+\.)+[a-z]{2,}|localhost):[0-9]+",
+    re.IGNORECASE,
+)
 """What no tool and no model is called: an address, or a name with a port."""
+
+_MAY_BE_A_HOST: Final = re.compile(r"(?:\*\.|[a-z0-9-]+\.)(?:[a-z0-9-]+\.)*[a-z][a-z0-9-]+|localhost", re.IGNORECASE)
 
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")
@@ -102,11 +107,28 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def matches_route(pattern: str, route: str) -> bool:
-    """Return whether a route (``METHOD host/path``, in full) matches, in any case, and with any port if none is named."""
+    """Return whether a route (``METHOD host/path``, in full) matches, in any case, and with any port if none is named.
+
+    A ``*`` in the host is about the host alone. A name with dots may be a tool's or a host's, and matches both.
+    """
     if not is_route(pattern):
-        return False
-    wanted = _compiled(pattern.lower())
-    return any(wanted.fullmatch(spelled) for spelled in (route.lower(), _PORT.sub(r"\1", route.lower())))
+        return _MAY_BE_A_HOST.fullmatch(pattern) is not None and matches_route(f"* {pattern}/*", route)
+    (method, host, path), (by, at, where) = _parts_of(pattern.lower()), _parts_of(route.lower())
+    if where is None:
+        return False  # it is a tool's name
+    is_host = _fits_in(host, at) or _fits_in(host, _PORT.sub("", at))
+    return is_host and _fits_in(method, by) and (path is None or _fits_in(path, where))
+
+
+def _parts_of(route: str) -> tuple[str, str, str | None]:
+    """Return the method, host and path of a route or its pattern; None for the path of ``GET *``, which is about all."""
+    method, _, where = route.partition(" ")
+    host, slash, path = where.partition("/")
+    return method, host, path if slash else None
+
+
+def _fits_in(pattern: str, text: str) -> bool:
+    return _compiled(pattern).fullmatch(text) is not None
 
 
 def matches_word(pattern: str, word: str) -> bool:

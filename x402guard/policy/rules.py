@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, get_args
@@ -17,7 +16,6 @@ from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow,
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _MOST_APPROVERS: Final = 10
-_LIKE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z]{2,}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class Rule:
     Args:
         name: the name in refusals and reports.
         action: ``deny``, ``ask`` (for approval of this call), ``narrow``, or ``allow`` (which loosens no other rule).
-        match: a tool, in any spelling; a model; or ``METHOD host/path`` without the query. ``*`` stands for anything.
+        match: a tool, in any spelling; a model; a host; or ``METHOD host/path`` without the query. ``*`` stands for anything.
         kinds: ``payment``, ``llm``, ``tool``; all by default.
         above: dollars; the rule applies to a step that costs more, or may.
         payees: addresses; only for payments.
@@ -78,11 +76,6 @@ class Rule:
         if narrows is not (self.action == "narrow"):
             raise ConfigError(
                 f"policy.rules: rule {self.name!r}: action 'narrow' needs ceiling, output_limit or remove, and no other action takes them"
-            )
-        if kinds == {str(HoldKind.PAYMENT)} and _LIKE_A_HOST.fullmatch(self.match):
-            raise ConfigError(
-                f"policy.rules.match of rule {self.name!r}: {self.match!r:.120} names a tool, and looks like a host; write "
-                f"'* {self.match}/*', or SERVER/TOOL for a paid tool"
             )
         self._set("kinds", kinds)
         if narrows:

@@ -17,7 +17,15 @@ from msgspec.structs import force_setattr
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.policy.patterns import is_route, matches_name, matches_route, plain_host, plain_path, readings
+from x402guard.policy.patterns import (
+    is_route,
+    matches_name,
+    matches_route,
+    matches_word,
+    plain_host,
+    plain_path,
+    readings,
+)
 from x402guard.strict_json import NotReadable, read_object
 
 _LONGEST_NAME: Final = 200
@@ -84,15 +92,17 @@ def whole_routes(method: str, host: str, path: str) -> tuple[str, ...]:
 
 
 def is_named(pattern: str, step: Step) -> bool:
-    """Return whether a step is one that the owner's *pattern* names: a tool in any spelling, or a route in any reading."""
-    return _is_named(pattern, step.name, step.routes)
+    """Return whether the owner's *pattern* names a step: a tool in any spelling, or a host or route in any reading."""
+    return pattern == "*" or _is_named(pattern, step.name, step.routes, is_tool=step.kind is HoldKind.TOOL)
 
 
 @lru_cache(maxsize=1024)
-def _is_named(pattern: str, name: str, routes: tuple[str, ...]) -> bool:
-    if is_route(pattern):
-        return any(matches_route(pattern, route) for route in (name, *routes))
-    return matches_name(pattern, name, within=False)
+def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool) -> bool:
+    if any(matches_route(pattern, route) for route in (name, *routes)):
+        return True
+    if is_tool:
+        return matches_name(pattern, name, within=False)
+    return not is_route(name) and matches_word(pattern, name)  # a model whose use is recorded
 
 
 def step_of(hold: Hold) -> Step:

@@ -179,7 +179,7 @@ def _authorize(
     scope = purchase_scope(context, request, cases, step)
     if scope.purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
-        _end_waiting(context)
+        _end_waiting(context, scope.purchase)
     begun: list[Presentation] = []
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal | None:
@@ -221,7 +221,7 @@ def _authorize(
                 seat.leave()
                 if (yield Checkpoint(pause_s, others=True)) is False:
                     raise (yield from refuse(refusal))
-                _end_waiting(context)
+                _end_waiting(context, scope.purchase)
 
 
 def _note_cut_off(context: Context) -> Flow[None]:
@@ -229,10 +229,10 @@ def _note_cut_off(context: Context) -> Flow[None]:
         yield from note_cut(context, *sorted(context.cut_off))
 
 
-def _end_waiting(context: Context) -> None:
+def _end_waiting(context: Context, purchase: str | None) -> None:
     """End what waits for a next hop of this task, which asks again, or of one that has ended: that does not come any more."""
     for presentation, is_over in context.between_hops.copy().items():
-        if is_over():
+        if context.in_flight.get(presentation) == purchase and is_over():
             context.between_hops.pop(presentation, None)
             context.in_flight.pop(presentation, None)
 

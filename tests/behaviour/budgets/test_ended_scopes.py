@@ -1,10 +1,11 @@
-"""A scope that has ended stays ended for all that have inherited it, whatever ids their tasks and threads have."""
+"""What has ended stays ended for all that have inherited it, whatever ids their tasks and threads have."""
 
 import asyncio
 import contextvars
 import gc
 import threading
 from collections import Counter
+from decimal import Decimal
 
 import pytest
 
@@ -27,6 +28,37 @@ def pay(outcomes):
 def session():
     with make_guard(policy=QUIET) as guard, guard.session("s", budget="$50.00") as session:
         yield session
+
+
+@pytest.mark.parametrize("kind", ["scope", "child", "other"])
+def test_what_outlives_a_limit_inside_a_run_gets_neither_the_runs_budget_nor_its_rights(kind):
+    """A thread and a task that have inherited a narrow child do more after its end than it was allowed."""
+    with make_guard(policy=QUIET) as guard, guard.session("s", budget="$50.00") as session:
+        inside = {
+            "scope": lambda: session.scope("$0.05"),
+            "child": lambda: session.child("reader", budget="$0.05", tools=["search"]),
+            "other": lambda: guard.session("other", budget="$0.05"),
+        }[kind]()
+        outcomes = Counter()
+
+        async def late():
+            await asyncio.sleep(0.01)
+            pay(outcomes)
+
+        async def main():
+            with inside:
+                inherited = contextvars.copy_context()
+                task = asyncio.create_task(late())
+                await asyncio.sleep(0)
+            await task
+            thread = threading.Thread(target=inherited.run, args=(pay, outcomes))
+            thread.start()
+            thread.join()
+            pay(outcomes)  # the task of the block goes on in the run
+
+        asyncio.run(main())
+        assert outcomes == {"closed": 2, "paid": 1}
+        assert session.spent == Decimal("0.10")
 
 
 def test_tasks_that_begin_after_the_task_of_the_scope_is_gone_are_not_taken_for_it(session):

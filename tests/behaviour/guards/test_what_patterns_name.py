@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.merchant import URL, Shop, client, make_guard, required
-from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule
+from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule, X402GuardError
 
 NO_PATTERNS = [
     "https://courts.example/*",
@@ -16,6 +16,9 @@ NO_PATTERNS = [
     "courts.example:8443",
     "127.0.0.1",
     "127.0.0.1:8080",
+    "localhost:8000",
+    "[::1]:8402",
+    "[::1]",
     "G*T! a.example/*",
     "*" * 501,
     "",
@@ -91,8 +94,70 @@ def test_two_jobs_that_are_polled_in_turn_have_their_tools_number():
             session.charge("poll_status", "$0.001", arguments={"job": 0})
 
 
-@pytest.mark.parametrize("match", ["courts.example", "*.example", "api.courts.example"])
-def test_a_rule_about_payments_that_names_a_host_is_an_error(match):
-    with pytest.raises(ConfigError, match=r"looks like a host; write '\* .*/\*'"):
-        Rule(name="none", action="deny", match=match, kinds=["payment"])
-    assert Rule(name="tool", action="deny", match=match).match == match
+def at_most(policy, urls):
+    """How many payments to these URLs a policy lets pass, before it refuses one."""
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+        for number, url in enumerate(urls):
+            try:
+                assert client(session, Shop(required(url=url))).get(url).status_code == 200
+            except X402GuardError:
+                return number
+        return len(urls)
+
+
+HOST = "https://api.courts.example:8443/opinion"
+
+
+@pytest.mark.parametrize("name", ["api.courts.example", "API.courts.example", "*.courts.example", "*.example"])
+@pytest.mark.parametrize("kinds", [["payment"], ["payment", "llm"], ["payment", "llm", "tool"]])
+def test_a_name_with_dots_is_also_that_of_a_host(name, kinds):
+    urls = [f"{HOST}/{number}" for number in range(3)]
+    assert at_most(Policy(max_calls={name: 2}), urls) == 2
+    assert at_most(Policy(loop=Loop(own={name: 1})), [HOST, HOST]) == 1
+    deny = Rule(name="none", action="deny", match=name, kinds=kinds)
+    assert at_most(Policy(rules=[deny]), urls) == 0
+    assert at_most(Policy(rules=[deny]), ["https://courts.test/api.courts.example/1"]) == 1
+    with make_guard(policy=Policy(max_calls={name: 1})) as guard, guard.session("s", budget="$5.00") as session:
+        for _ in range(2):
+            session.charge("search", "$0.01")
+
+
+@pytest.mark.parametrize("name", ["opinion", "courts", "example_opinion", "search*", "*opinion", "courts*", "*"])
+def test_a_tools_name_names_no_url_but_the_one_for_all_does(name):
+    """Each URL ends in some word: a number for a tool of that name would be its number as well."""
+    urls = ["https://courts.example/opinion"] * 12
+    most = 2 if name == "*" else 10
+    assert at_most(Policy(max_calls={name: 2}), urls) == most
+    if name != "*":
+        assert at_most(Policy(loop=Loop(own={name: None}), breaker=None), urls) == 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url"),
+    [
+        ("* *.courts.example/*", "https://evil.example/a.courts.example/opinion"),
+        ("GET *.courts.example/free/*", "https://evil.example/a.courts.example/free/opinion"),
+        ("* courts.example/*", "https://evil.example/a%20courts.example/opinion"),
+        ("GET *courts.example/*", "https://evil.example/%2f..%2fcourts.example/opinion"),
+        ("*.courts.example", "https://evil.example/a.courts.example/opinion"),
+    ],
+)
+def test_a_path_does_not_pass_for_the_host_that_a_pattern_names(pattern, url):
+    assert at_most(Policy(loop=Loop(calls=1, own={pattern: None}), breaker=None), [url] * 3) == 1
+
+
+def test_a_tool_with_a_blank_in_its_name_is_no_route():
+    with make_guard(policy=Policy(max_calls={"* search/*": 1})) as guard, guard.session("s", budget="$5.00") as session:
+        for number in range(3):
+            session.charge("web search", "$0.01", arguments={"n": number})
+
+
+@pytest.mark.parametrize(("name", "calls"), [("gpt-4o*", 2), ("gpt-4o-mini", 2), ("mini", 10), ("4o_mini", 10)])
+def test_a_use_that_is_recorded_goes_by_its_models_name(name, calls):
+    told = ("openai", "gpt-4o-mini", {"input_tokens": 1, "output_tokens": 1})
+    policy = Policy(loop=Loop(own={name: 2}))
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+        for _ in range(calls):
+            session.record_usage(*told, messages=["go on"])
+        with pytest.raises(LoopDetected):
+            session.record_usage(*told, messages=["go on"])

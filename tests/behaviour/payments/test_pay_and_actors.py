@@ -75,7 +75,7 @@ def check_waits(scene):
     for each in scene.asks:
         if not each.done.done():
             scene.faults.append(f"one still waits after {FLIGHT_S + 10} s")
-        elif each.ended_ms is not None and each.waited_s > (FLIGHT_S + 2 if each.may_wait else 1):
+        elif each.ended_ms is not None and each.waited_s > (FLIGHT_S + 2 if each.may_wait else scene.kind.asks_again_s):
             scene.faults.append(f"one waits for {each.waited_s:.0f} s, {each.may_wait=}")
 
 
