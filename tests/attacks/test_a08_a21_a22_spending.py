@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import ConfigError, LoopDetected, PaymentRefused, SessionTripped, VelocityExceeded
+from x402guard.stores import open_store
 
 
 def buy(session, number, *, amount=10_000, payee=None, host="courts.example"):
@@ -56,9 +58,11 @@ def test_a21_nothing_that_an_agent_holds_raises_a_limit():
 
 
 def test_a22_a_runaway_agent_stops_at_the_eleventh_call_however_it_is_nested():
-    with make_guard() as guard, guard.session("s", budget="$50.00") as session:
+    clock = Clock()
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard, guard.session("s", budget="$50.00") as session:
         made, refused = 0, []
         for number in range(100):
+            clock.tick(2)
             try:
                 with session.child(f"sub-task-{number}", budget="$1.00") as child:
                     client(child, Shop()).get(URL)

@@ -27,6 +27,9 @@ LOOP: Final = "loop_detected"
 _MOST_CALLS: Final = 1_000
 _SHORT: Final = 16
 _STREAK_MS: Final = 3_600_000
+_AT_ONCE_MS: Final = 2_000
+"""So long after a refusal, others of the same call are of the same moment: an agent that samples makes many at once."""
+
 _NO_STREAK: Final = {"failures": 0, "before": 0, "at": 0, "late": None}
 
 
@@ -38,7 +41,7 @@ class Loop(StepGuard):
         calls: identical calls that are allowed within the window (1 to 1,000); one more is refused.
         calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
         latch_after: so many refusals of the same call, which does not pass between them, trip the session until its owner
-            resets it (1 to 1,000); 0 for never.
+            resets it (1 to 1,000); 0 for never. Those within two seconds count as one.
         states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
             more is refused.
         similar: calls that differ in numbers, dates and ids alone are identical.
@@ -107,13 +110,19 @@ class Loop(StepGuard):
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
         loop = None if step.priced else self.find_loop(view, step)
-        return None if loop is None else self.refuse(view, step, loop)
+        return None if loop is None else self.refuse(view, step, loop, is_done=False)
 
-    def refuse(self, view: LedgerView, step: Step, loop: str) -> Refusal:
-        """Return the refusal of a step that is a *loop*. Trips the run at the ``latch_after``-th in a row of the same call."""
+    def refuse(self, view: LedgerView, step: Step, loop: str, *, is_done: bool = True) -> Refusal:
+        """Return the refusal of a step that is a *loop*. Trips the run at the ``latch_after``-th in a row of the same call.
+
+        *is_done*: the step has been made, so each one counts; of calls that are not made, those at once count as one.
+        """
         row = view.mark(_row(step))
         before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
-        view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})
+        if row is not None and before and not is_done and 0 <= view.clock_ms - row["at"] < _AT_ONCE_MS:
+            before -= 1  # they do not know of each other's refusal
+        else:
+            view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})
         if self.latch_after and before + 1 >= self.latch_after:
             trip(view, step.run_id, LOOP, loop)
             reason = f"{loop}; the session is tripped until its owner resets it"
@@ -204,6 +213,8 @@ class Loop(StepGuard):
         if end.late and row["late"] == end.hold_id:
             return  # it may be written twice
         over = row["at"] <= max(_reset_ms(view, step), view.clock_ms - _STREAK_MS)
+        if not over and row["failures"] and 0 < end.begun_ms < row["at"]:
+            return  # it was under way already when the last one failed: one fault of the payee fails all that are
         before = 0 if over else max(row["failures"], row["before"]) if end.late else row["failures"]
         failures, late = before + 1, end.hold_id if end.late else row["late"]
         row = {"failures": failures, "before": 0, "at": view.clock_ms, "late": late}

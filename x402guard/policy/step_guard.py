@@ -23,12 +23,14 @@ class StepEnd(Struct, frozen=True):
         outcome: what the end says about the called server or tool.
         again: the same payment failed before; a streak of failures counts it once, a circuit breaker each time.
         late: the answer began and was counted as ``ok`` before it failed.
+        begun_ms: when its hold was written, in unix ms; 0 for an end that is no failure.
     """
 
     hold_id: str
     outcome: Outcome
     again: bool = False
     late: bool = False
+    begun_ms: int = 0
 
 
 class StepGuard:

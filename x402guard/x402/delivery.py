@@ -43,7 +43,7 @@ def ending_of(context: Context, hold: Hold, end: AnswerEnd | None, presentation:
     if end == "late":
 
         def late(view: LedgerView) -> Hold:
-            note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
+            note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True, begun_ms=hold.created_ms))
             return lose(view, presentation)
 
         return Ending(late, guard_marks(context.policy, step, ending=True), durable=True)

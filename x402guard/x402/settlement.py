@@ -119,7 +119,7 @@ def write_claim(
         now = view.known_hold(hold.id)
         if end is not None and now.claim == claim and _is_ended(now, hold):
             return now
-        note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
+        note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok", begun_ms=hold.created_ms))
         view.recheck = hold.chain_evidence
         claim_settlement(view, hold.id, claim, believe=believe)
         return ending.change(view) if has_come else lose(view, presentation_of(hold))
@@ -163,7 +163,8 @@ def note_doubt(
         if end is not None and now.doubt == doubt.reason and _is_ended(now, hold):
             return now
         again = now.doubt is not None or now.presented > 0
-        outcome = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
+        failed = StepEnd(hold.id, "failed", again=again, begun_ms=hold.created_ms)
+        outcome = failed if sent else StepEnd(hold.id, "unknown")
         note_end(view, context.policy, step, outcome)
         view.recheck = claim is not None and hold.chain_evidence
         if now.state is HoldState.HELD:

@@ -63,8 +63,8 @@ STEPS = [pays, thinks, searches, holds, decorated]
 
 
 def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_third_refusal_latches_the_run(ledger_url):
-    shop = Shop()
-    with make_guard(ledger_url) as guard:
+    shop, clock = Shop(), Clock()
+    with make_guard(open_store(ledger_url, clock_ms=clock)) as guard:
         with guard.session("runaway", budget="$5.00") as session:
             http = client(session, shop)
             for _ in range(10):
@@ -73,6 +73,7 @@ def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_third_refusal_la
                 words = rf"GET courts.example/opinion/42 was called 10 times within 60 s.*{left}"
                 with pytest.raises(LoopDetected, match=words):
                     http.get(URL)
+                clock.tick(2)
             with pytest.raises(SessionTripped):
                 http.get(f"{URL}/another")
         assert len(shop.payments) == 10

@@ -121,7 +121,7 @@ def ends(guard, session):
 
 
 CASES = {  # what happens, the policy, and the notices in order: (kind, severity, rule)
-    "a loop": (loops, {"loop": Loop(calls=3)}, [("refused", "warning", "loop_detected"), ("tripped", "critical", "loop_detected"),
+    "a loop": (loops, {"loop": Loop(calls=3, latch_after=1)}, [("tripped", "critical", "loop_detected"), ("refused", "warning", "loop_detected"),
                                                 ("refused", "warning", "session_tripped")]),
     "a spike": (spikes, {"spike": Spike(multiplier=2.5)}, [("spend_spike", "warning", "spend_spike")]),
     "a spike that trips": (spikes_and_is_refused,

@@ -8,6 +8,7 @@ from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.llm_replies import used
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Loop, LoopDetected, Policy, SessionTripped
+from x402guard.policy import loops
 
 MOST = 200
 USAGE = {"input_tokens": 20, "output_tokens": 5}
@@ -79,7 +80,8 @@ WAYS = {  # how it repeats itself, the policy, and how often it may
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_runaway_stops_names_its_reason_and_the_notice_arrives(way, tmp_path):
+def test_a_runaway_stops_names_its_reason_and_the_notice_arrives(way, tmp_path, monkeypatch):
+    monkeypatch.setattr(loops, "_AT_ONCE_MS", 0)  # its calls take no time here
     act, policy, most = WAYS[way]
     refusals, passed, history = [], 0, [{"role": "user", "content": "Was Roe followed?"}]
     with Receiver() as receiver:

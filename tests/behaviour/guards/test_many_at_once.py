@@ -1,0 +1,114 @@
+"""Agents that do many things at once: what happens to all of them in one moment is one thing that happened."""
+
+import asyncio
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.support.ledger import Clock
+from tests.support.llm_provider import CHAT, ask, completion
+from tests.support.merchant import URL, async_client, b64, client, make_guard, offer_response, receipt, required
+from x402guard import LoopDetected, Policy, SessionTripped
+from x402guard.stores import open_store
+
+
+async def gathered(session, most, at_once):
+    async def provider(_request):
+        await asyncio.sleep(0.01)
+        return httpx.Response(200, json=completion())
+
+    free = asyncio.Semaphore(at_once)
+    async with async_client(session, provider) as http:
+
+        async def one():
+            async with free:
+                return await http.post(CHAT, json=ask())
+
+        found = await asyncio.gather(*(one() for _ in range(most)), return_exceptions=True)
+    return Counter(type(each) for each in found)
+
+
+def in_threads(session, most, at_once):
+    def provider(_request):
+        time.sleep(0.01)
+        return httpx.Response(200, json=completion())
+
+    http = client(session, provider)
+
+    def one():
+        try:
+            return type(http.post(CHAT, json=ask()))
+        except LoopDetected as error:
+            return type(error)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return Counter(threads.map(lambda _: one(), range(most)))
+
+
+@pytest.mark.parametrize(("most", "at_once"), [(12, 12), (20, 20), (100, 100), (30, 4), (100, 16)])
+@pytest.mark.parametrize("way", ["tasks", "threads"])
+def test_an_agent_that_samples_is_refused_and_not_tripped(ledger_url, way, most, at_once):
+    clock = Clock()
+    with make_guard(open_store(ledger_url, clock_ms=clock)) as guard, guard.session("s", budget="$9.00") as session:
+        found = asyncio.run(gathered(session, most, at_once)) if way == "tasks" else in_threads(session, most, at_once)
+        assert found == {httpx.Response: 10, LoopDetected: most - 10}
+        assert session.report().to_dict()["state"] == "open"
+        client(session, lambda _: httpx.Response(200, json=completion())).post(
+            CHAT, json=ask(messages=[{"role": "user", "content": "which is best?"}])
+        )
+
+
+def test_one_that_goes_on_after_its_refusals_is_tripped():
+    """Within two seconds refusals count once; those of a loop that thinks between them, or goes on, trip it."""
+    clock = Clock()
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard, guard.session("s", budget="$9.00") as session:
+        for _ in range(10):
+            session.charge("serp", "$0.01", arguments={"q": "Roe"})
+        told = []
+        for _ in range(41):
+            try:
+                session.charge("serp", "$0.01", arguments={"q": "Roe"})
+            except (LoopDetected, SessionTripped) as error:
+                told.append(type(error))
+            clock.tick(0.1)
+        assert told == [LoopDetected] * 41
+        with pytest.raises(SessionTripped):
+            session.charge("serp", "$0.01", arguments={"q": "Roe"})
+
+
+class Blip:
+    """A seller that answers 503 to all payments that are under way at one moment, and is well again."""
+
+    def __init__(self, most):
+        self.most, self.all, self.served = most, asyncio.Event(), 0
+
+    async def __call__(self, request):
+        if "payment-signature" not in request.headers:
+            return offer_response(required(url=str(request.url)))
+        self.served += 1
+        if self.served < self.most:
+            await self.all.wait()
+        self.all.set()
+        if self.served <= self.most:
+            return httpx.Response(503)
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, json={})
+
+
+@pytest.mark.parametrize("most", [5, 8])
+def test_one_fault_of_a_seller_that_fails_all_that_is_under_way_trips_no_run(ledger_url, most):
+    async def main(session):
+        seller = Blip(most)
+        async with async_client(session, seller) as http:
+            found = await asyncio.gather(*(http.get(f"{URL}-{n}") for n in range(most)))
+            assert [each.status_code for each in found] == [503] * most
+            assert (await http.get(f"{URL}-another")).status_code == 200
+
+    with (
+        make_guard(ledger_url, policy=Policy(breaker=None)) as guard,
+        guard.session("s", budget="$5.00") as session,
+    ):
+        asyncio.run(main(session))
+        assert session.report().to_dict()["state"] == "open"
