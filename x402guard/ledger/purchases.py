@@ -186,12 +186,14 @@ def forgive(view: LedgerView, hold_id: str, by: str, *, unsafe_in_flight: bool =
     if hold is None or hold.intent is None:
         raise ConfigError(f"hold: {hold_id!r} is no payment in this ledger")
     if hold.delivery not in _OPEN or hold.state not in (HoldState.HELD, HoldState.CAPTURED):
-        raise ConfigError(f"hold: {hold_id!r} keeps no purchase open (it is {hold.state}); there is nothing to forgive")
+        words = f"hold: {hold_id!r} keeps no purchase open (it is {hold.state}); there is nothing to forgive"
+        raise ConfigError(words, public=hold.id)
     if not unsafe_in_flight and not is_lost(view, hold, instance="", in_flight=(), flight_ms=DEFAULT_FLIGHT_S * 1000):
         left_s = DEFAULT_FLIGHT_S - (view.now_ms - hold.flying_since_ms) // 1000
         raise ConfigError(
             f"hold: the answer of {hold_id!r} is under way, in process {hold.instance}: it and that of a new payment "
-            f"may both come. Wait until its process has ended, or for {max(1, left_s)} s"
+            f"may both come. Wait until its process has ended, or for {max(1, left_s)} s",
+            public=hold.id,
         )
     view.record(hold.node_id, "forgive", hold_id=hold_id, facts={"by": by})
     return close_purchase(view, hold_id)

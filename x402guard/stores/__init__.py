@@ -119,7 +119,7 @@ def as_ledger_url(given: str | Path) -> str:
 
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 LEFT_IN_A_PATH: Final = re.compile(
-    r"""^[\s"']|[\s"';]$|[\x00-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]|\s\#|(?:^|/)\$\{?[A-Za-z_]\w*\}?(?:/|$)"""
+    r"""^[\s"']|[\s"';]$|[\x00-\x1f\x7f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2064\ufeff]|\s\#|\$[{(]|(?:^|[/._-])\$[A-Za-z_]"""
 )
 """What a shell, a Makefile, an env-file or a file with CRLF leaves in a path: it would be another file."""
 

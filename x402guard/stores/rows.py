@@ -142,7 +142,10 @@ def to_mark(record: Sequence[Any]) -> tuple[MarkKey, Mapping[str, Any]]:
     """Return the key and the value of a record (kind, key, value) of the table of marks."""
     try:
         kind, key, value = record
-        return (kind, key), dict(_VALUE(value))
+        found = _VALUE(value)
+        if not isinstance(found, dict):  # an empty list or text would read as a mark that says nothing
+            raise TypeError(f"a mark is an object, not {type(found).__name__}")
+        return (kind, key), found
     except _WRONG as error:
         raise _unreadable("mark", record, error) from error
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable
+from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
@@ -343,7 +343,9 @@ async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[]
 
 
 def _failed(error: BaseException) -> _Outcome:
-    outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
+    # What the guard refuses inside a tool, such as a seller above the cap, is no fault of the tool.
+    is_its_own = isinstance(error, Exception) and not isinstance(error, PaymentRefused)
+    outcome: Outcome = "failed" if is_its_own else "unknown"
     return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", outcome=outcome), error=error)
 
 

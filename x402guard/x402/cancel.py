@@ -56,14 +56,16 @@ def _cancellable(hold: Hold | None, hold_id: str, now_unix: int) -> Hold:
     if hold is None or hold.intent is None:
         raise ConfigError(f"hold: there is no payment {hold_id[:80]!r} in this ledger; see `x402guard holds`")
     if hold.state is not HoldState.HELD:
-        raise ConfigError(f"hold: {hold.id} is {hold.state}; only a live one can be cancelled")
+        raise ConfigError(f"hold: {hold.id} is {hold.state}; only a live one can be cancelled", public=hold.id)
     if hold.intent.method != "eip3009":
         raise ConfigError(
             f"hold: {hold.id} is paid by {hold.intent.method}, which a signature cannot cancel; the wallet itself can call "
-            "invalidateUnorderedNonces of Permit2"
+            "invalidateUnorderedNonces of Permit2",
+            public=hold.id,
         )
     if hold.intent.dead_at(now_unix):
         raise ConfigError(
-            f"hold: {hold.id} was valid until {hold.deadline_unix} and is worthless now; reconcile frees it"
+            f"hold: {hold.id} was valid until {hold.deadline_unix} and is worthless now; reconcile frees it",
+            public=hold.id,
         )
     return hold

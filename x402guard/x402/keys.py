@@ -21,6 +21,8 @@ _MOST_WORK: Final = 2**25
 """For scrypt: n · r · p, sixteen times that of wallets."""
 
 _MOST_PARTS: Final = 64
+_MOST_BLOCKS: Final = 1_024
+"""For scrypt: r · p, with which the time of one round grows by more than its square; wallets take 8."""
 _MOST_ROUNDS: Final = 32 * 10_000_000
 """For PBKDF2: its rounds, for each of the bytes that they make."""
 
@@ -129,7 +131,10 @@ def _keystore(text: str) -> Mapping[str, Any] | str:
     if store.get("version") != 3:
         return f"its version is {str(store.get('version'))[:20]!r}; version 3 is read"
     if not _is_bounded(crypto):
-        return "its kdfparams ask for over 1 GiB of memory, or for minutes: wallets ask for 256 MiB (n = 262144, r = 8)"
+        return (
+            "its kdfparams ask for over 1 GiB of memory, or for minutes, or are no whole numbers: wallets ask for 256 MiB "
+            "(n = 262144, r = 8)"
+        )
     return store
 
 
@@ -151,7 +156,11 @@ def _is_bounded(crypto: Mapping[str, Any]) -> bool:
     if not all(type(each) is int and each > 0 for each in (n, r, p, rounds, length)):
         return False
     return bool(
-        p <= _MOST_PARTS and 128 * n * r <= _MOST_MEMORY and n * r * p <= _MOST_WORK and rounds * length <= _MOST_ROUNDS
+        p <= _MOST_PARTS
+        and r * p <= _MOST_BLOCKS
+        and 128 * n * r <= _MOST_MEMORY
+        and n * r * p <= _MOST_WORK
+        and rounds * length <= _MOST_ROUNDS
     )
 
 

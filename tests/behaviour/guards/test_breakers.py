@@ -31,6 +31,7 @@ from x402guard import (
     CallTimeout,
     CircuitOpen,
     Policy,
+    PolicyDenied,
     SettlementUncertain,
     Timeouts,
 )
@@ -393,3 +394,18 @@ def test_a_charge_ends_its_own_try(opened, clock):
     opened.charge("serp", "$0.01")
     fickle.fails = False
     uses(opened, fickle)()
+
+
+def test_what_the_guard_refuses_inside_a_tool_is_no_failure_of_the_tool():
+    """Three sellers are above the cap; the fourth is not, and is asked."""
+    with make_guard() as guard, guard.session("s", budget="$50.00") as session:
+
+        def priced(request):
+            return required(accept(amount=5_000_000 if "dear" in request.url.host else 10_000), url=str(request.url))
+
+        http = client(session, Shop(priced))
+        read = session.tool(cost="$0", name="read_page")(lambda url: http.get(url).status_code)
+        for name in "abc":
+            with pytest.raises(PolicyDenied):
+                read(f"https://dear-{name}.example/x")
+        assert read("https://cheap.example/x") == 200

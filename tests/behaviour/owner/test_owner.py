@@ -108,6 +108,8 @@ def test_the_owner_forgives_and_reconciles(url):
     with Owner(url) as owner:
         [held] = owner.holds()
         assert owner.forgive(held.id[:12]).delivery == "forgiven"
+        with pytest.raises(ConfigError, match=f"'{held.id}' keeps no purchase open"):
+            owner.forgive(held.id)
         assert owner.reconcile().asked == 0  # no chain is set
         with pytest.raises(ConfigError, match="a cancellation needs a signature; set X402GUARD_PRIVATE_KEY"):
             owner.cancel(held.id)

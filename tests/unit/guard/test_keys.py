@@ -109,7 +109,18 @@ def test_a_wrong_password_a_missing_file_and_none_are_told(keystore, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"n": 2**24}, {"p": 2**10}, {"r": 2**20}, {"n": 2**20, "r": 64}, {"n": -1}, {"r": 0.5}]
+    "changes",
+    [
+        {"n": 2**24},
+        {"p": 2**10},
+        {"r": 2**20},
+        {"n": 2**20, "r": 64},
+        {"n": -1},
+        {"r": 0.5},
+        {"n": "262144"},
+        {"n": 2, "r": 2**13, "p": 8},
+        {"n": 2, "r": 2**10, "p": 2},
+    ],
 )
 def test_a_keystore_whose_password_would_take_minutes_or_all_memory_is_refused(tmp_path, changes):
     kdf = {"n": 2**18, "r": 8, "p": 1, "dklen": 32, "salt": "00" * 16} | changes

@@ -13,7 +13,7 @@ from x402guard.stores import as_ledger_url, check_ledger_url
     [
         "spend.db\r", "./spend.db\r", "./spend.db ", " ./spend.db", "sqlite:///spend.db\r", "sqlite:///spend.db ",
         'sqlite:///"spend.db"', "'./spend.db'", "./spend.db;", "./spend.db # ours", "./spend.db\u200b", "./$LEDGER",
-        "sqlite:///${LEDGER}", "sqlite:////var/$NAME/a.db", "./sp\nend.db", "sqlite:spend.db", "file:./a.db", "postgresql:u@h/d.db",
+        "./$TENANT.db", "./spend-$TENANT.db", "./${TENANT}-spend.db", "./${TENANT:-a}.db", "./$(hostname).db", "sqlite:///${LEDGER}", "sqlite:////var/$NAME/a.db", "./sp\nend.db", "sqlite:spend.db", "file:./a.db", "postgresql:u@h/d.db",
     ],
 )  # fmt: skip
 def test_a_ledger_that_would_be_another_one_is_refused(tmp_path, monkeypatch, ledger):
@@ -23,7 +23,10 @@ def test_a_ledger_that_would_be_another_one_is_refused(tmp_path, monkeypatch, le
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ledger", ["./a b.db", "sqlite:///~/spend.db", "./ünï.db", "./a$5.db", "spend.db"])
+@pytest.mark.parametrize(
+    "ledger",
+    ["./a b.db", "sqlite:///~/spend.db", "./ünï.db", "./a$5.db", "./cash$flow.db", "./می\u200cخواهم.db", "spend.db"],
+)
 def test_a_name_that_can_be_meant_is_one(ledger):
     check_ledger_url(as_ledger_url(ledger))
 
@@ -38,6 +41,10 @@ def test_a_name_that_can_be_meant_is_one(ledger):
         "stop # the kill file",
         "stop\u200b",
         "./$KILL",
+        "$AGENT.stop",
+        "stop-${AGENT}",
+        "${AGENT:-a}",
+        "$(hostname)",
         "~nobody-here/stop",
         '"stop"',
         "'stop'",

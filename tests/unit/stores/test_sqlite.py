@@ -128,6 +128,23 @@ def test_a_damaged_row_is_a_ledger_that_cannot_be_read(path):
     books.close()
 
 
+@pytest.mark.parametrize("value", ["[]", '""', "null", "0", "[1]", "true"])
+def test_a_mark_that_is_no_object_is_no_mark_that_says_nothing(path, value):
+    """Read as one, it would let a limit begin anew."""
+    books = Books(f"sqlite:///{path}")
+    raw = sqlite3.connect(path)
+    raw.execute("INSERT INTO marks VALUES ('calls', 's search', ?)", (value,))
+    raw.commit()
+    raw.close()
+    for read in (
+        lambda: books.store.marks("calls", ""),
+        lambda: books.change(lambda view: None, marks=(("calls", "s search"),)),
+    ):
+        with pytest.raises(LedgerUnavailable, match="a mark is an object, not"):
+            read()
+    books.close()
+
+
 def test_ctrl_c_in_a_transaction_does_not_lock_the_ledger(path):
     books = Books(f"sqlite:///{path}")
     books.store._writer.execute("BEGIN IMMEDIATE")  # as Ctrl-C right behind it would leave it
