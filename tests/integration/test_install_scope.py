@@ -391,7 +391,7 @@ def test_doctor_says_so_where_a_module_cannot_be_loaded_or_loads_nothing(tmp_pat
     assert doctor(tmp_path, "--load", "fine") == (0, [("ok", "fine loads nothing that the guard does not see")])
     says = "broken cannot be imported: RuntimeError: no key"
     assert doctor(tmp_path, "--load", "broken") == (1, [("problem", says)])
-    for wrong in ("./agent.py", "agents/agent", "my-agent", "", ".agent"):
+    for wrong in ("./agent.py", "agents/agent", "agent.py", "", ".agent"):
         says = f"--load names a module as Python imports it, such as my_agent or my_package.agent, not {wrong!r}"
         assert doctor(tmp_path, "--load", wrong) == (1, [("problem", says)])
     [(verdict, detail)] = doctor(tmp_path)[1]

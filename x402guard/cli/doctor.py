@@ -117,7 +117,7 @@ def _unseen(module: str | None) -> Iterator[Finding]:
             detail = f"installed, but not seen by the guard: {names}; --load MODULE shows which of them an agent loads"
             yield Finding("unseen", "ok", detail)
         return
-    if not all(map(str.isidentifier, module.split("."))):
+    if "/" in module or module.endswith(".py") or not all(module.split(".")):
         detail = f"--load names a module as Python imports it, such as my_agent or my_package.agent, not {module!r}"
         yield Finding("unseen", "problem", detail)
         return

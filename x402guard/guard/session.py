@@ -170,8 +170,8 @@ class Session(Charges, Endings):
 
     @property
     def is_over(self) -> bool:
-        """True if this is a session, not a scope, and has ended."""
-        return self._ended and self._kind is NodeKind.SESSION
+        """True if this is a run, not a child or a scope, and has ended."""
+        return self._ended and self._kind is NodeKind.SESSION and self._parent is None
 
     @property
     def tokens(self) -> TokenBudget:
@@ -202,6 +202,8 @@ class Session(Charges, Endings):
             return self
         if inner._descends_from(self):
             return inner
+        if inner.has_ended:  # a worker that was begun in the block of a job before this one
+            return self
         raise ConfigError(
             f"this pays from session {self._name!r} ({self.id}), but the block in context belongs to {inner._name!r} "
             f"({inner.id}), which is not inside it; leave that block first, or pay from that session"

@@ -20,7 +20,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_flag, check_whole
 from x402guard.policy.patterns import check_patterns
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step, is_bare, is_named, reset_mark
+from x402guard.policy.steps import Step, is_bare, is_named, is_tool_paid, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 LOOP: Final = "loop_detected"
@@ -93,7 +93,7 @@ class Loop(StepGuard):
     def calls_of(self, step: Step) -> int | None:
         """Return how many steps identical to *step* are allowed within the window; None for no limit."""
         for pattern, calls in self.own.items():
-            if is_named(pattern, step):
+            if is_named(pattern, step) or is_tool_paid(pattern, step):
                 return calls
         return self.calls_without_arguments if is_bare(step.key) else self.calls
 
@@ -119,7 +119,8 @@ class Loop(StepGuard):
         """
         row = view.mark(_row(step))
         before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
-        if row is not None and before and not is_done and 0 <= view.clock_ms - row["at"] < _AT_ONCE_MS:
+        moment_ms = min(_AT_ONCE_MS, self.window_s * 1000 // (self.latch_after + 1))  # all fit in the window
+        if row is not None and before and not is_done and 0 <= view.clock_ms - row["at"] < moment_ms:
             before -= 1  # they do not know of each other's refusal
         else:
             view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})

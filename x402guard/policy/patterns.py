@@ -24,7 +24,7 @@ _HOST: Final = re.compile(
 )
 """What no tool and no model is called: an address, or a name with a port."""
 
-_MAY_BE_A_HOST: Final = re.compile(r"(?:\*\.|[a-z0-9-]+\.)(?:[a-z0-9-]+\.)*[a-z][a-z0-9-]+|localhost", re.IGNORECASE)
+_MAY_BE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
 
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")
@@ -109,15 +109,25 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def matches_route(pattern: str, route: str) -> bool:
     """Return whether a route (``METHOD host/path``, in full) matches, in any case, and with any port if none is named.
 
-    A ``*`` in the host is about the host alone. A name with dots may be a tool's or a host's, and matches both.
+    A host of ``*`` alone is all that stands before the path; a ``*`` beside a name is about the host. A name with dots may
+    be a tool's or a host's, and matches both.
     """
     if not is_route(pattern):
-        return _MAY_BE_A_HOST.fullmatch(pattern) is not None and matches_route(f"* {pattern}/*", route)
+        return may_be_host(pattern) and matches_route(f"* {pattern}/*", route)
     (method, host, path), (by, at, where) = _parts_of(pattern.lower()), _parts_of(route.lower())
-    if where is None:
-        return False  # it is a tool's name
+    if (
+        path is None or where is None
+    ):  # the pattern is about all hosts, or the name is that of a tool with a blank in it
+        return path is None and _fits_in(method, by) and is_route(route)
+    if host == "*":
+        return _fits_in(method, by) and _fits_in(f"*/{path}", f"{at}/{where}")
     is_host = _fits_in(host, at) or _fits_in(host, _PORT.sub("", at))
-    return is_host and _fits_in(method, by) and (path is None or _fits_in(path, where))
+    return is_host and _fits_in(method, by) and _fits_in(path, where)
+
+
+def may_be_host(pattern: str) -> bool:
+    """Return whether a checked pattern of one word may name a host, as well as a tool."""
+    return _MAY_BE_A_HOST.fullmatch(pattern) is not None
 
 
 def _parts_of(route: str) -> tuple[str, str, str | None]:

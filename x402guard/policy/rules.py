@@ -11,7 +11,7 @@ from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
-from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word
+from x402guard.policy.patterns import check_pattern, is_route, matches_name, matches_route, matches_word, may_be_host
 from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow, Subject, Verdict, strictest
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
@@ -76,6 +76,16 @@ class Rule:
         if narrows is not (self.action == "narrow"):
             raise ConfigError(
                 f"policy.rules: rule {self.name!r}: action 'narrow' needs ceiling, output_limit or remove, and no other action takes them"
+            )
+        if (
+            kinds == {str(HoldKind.PAYMENT)}
+            and "." in self.match
+            and not is_route(self.match)
+            and not may_be_host(self.match)
+        ):
+            raise ConfigError(
+                f"policy.rules.match of rule {self.name!r}: {self.match!r:.120} names no payment; write a host such as "
+                "bank.example (in ASCII: xn--…), a route such as '* bank.example/*', or SERVER/TOOL for a paid tool"
             )
         self._set("kinds", kinds)
         if narrows:

@@ -96,6 +96,16 @@ def is_named(pattern: str, step: Step) -> bool:
     return pattern == "*" or _is_named(pattern, step.name, step.routes, is_tool=step.kind is HoldKind.TOOL)
 
 
+def is_tool_paid(pattern: str, step: Step) -> bool:
+    """Return whether a step is the payment for a use of a tool that *pattern* names: it repeats as the tool does."""
+    by, _, tool = step.name.partition(" ")
+    is_local = step.kind is HoldKind.PAYMENT and by == _BY_HAND and "." not in tool.partition("/")[0]
+    return is_local and not is_route(pattern) and matches_name(pattern, tool, within=False)
+
+
+_BY_HAND: Final = "PAY"  # the method of what is paid past HTTP
+
+
 @lru_cache(maxsize=1024)
 def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool) -> bool:
     if any(matches_route(pattern, route) for route in (name, *routes)):

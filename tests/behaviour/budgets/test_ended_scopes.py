@@ -61,6 +61,42 @@ def test_what_outlives_a_limit_inside_a_run_gets_neither_the_runs_budget_nor_its
         assert session.spent == Decimal("0.10")
 
 
+def test_a_worker_that_was_begun_in_one_jobs_block_does_the_next_job(session):
+    """Each job has a child of its own, which it is given by name: none of them narrows another."""
+    outcomes = Counter()
+
+    async def main():
+        jobs = asyncio.Queue()
+
+        async def works():
+            while (job := await jobs.get()) is not None:
+                job.charge("paid", "$0.10")
+                outcomes[job.name] += 1
+
+        with session.child("first", budget="$1.00") as first:
+            worker = asyncio.create_task(works())
+            jobs.put_nowait(first)
+            await asyncio.sleep(0)
+        with session.child("second", budget="$1.00") as second:
+            jobs.put_nowait(second)
+            jobs.put_nowait(None)
+            await worker
+
+    asyncio.run(main())
+    assert outcomes == {"first": 1, "second": 1}
+
+
+def test_what_outlives_a_child_of_a_run_without_a_block_is_closed_out_too():
+    with make_guard(policy=QUIET) as guard:
+        run, outcomes = guard.session("s", budget="$5.00"), Counter()
+        with run.child("reader", budget="$0.05"):
+            inherited = contextvars.copy_context()
+        thread = threading.Thread(target=inherited.run, args=(pay, outcomes))
+        thread.start()
+        thread.join()
+        assert outcomes == {"closed": 1}
+
+
 def test_tasks_that_begin_after_the_task_of_the_scope_is_gone_are_not_taken_for_it(session):
     outcomes, kept = Counter(), []
 

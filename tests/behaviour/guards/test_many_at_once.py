@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from decimal import Decimal
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, async_client, b64, client, make_guard, offer_response, receipt, required
-from x402guard import LoopDetected, Policy, SessionTripped
+from x402guard import Loop, LoopDetected, Policy, SessionTripped
 from x402guard.stores import open_store
 
 
@@ -77,6 +79,19 @@ def test_one_that_goes_on_after_its_refusals_is_tripped():
         assert told == [LoopDetected] * 41
         with pytest.raises(SessionTripped):
             session.charge("serp", "$0.01", arguments={"q": "Roe"})
+
+
+@pytest.mark.parametrize("more", [{"window_s": 3}, {"window_s": 1}, {"latch_after": 40}, {"latch_after": 1}])
+def test_a_loop_that_goes_on_is_tripped_before_its_window_has_moved_on(more):
+    clock, loop = Clock(), Loop(calls=3, **more)
+    policy = Policy(loop=loop, breaker=None)
+    with make_guard(open_store("memory://", clock_ms=clock), policy=policy) as guard:
+        with guard.session("s", budget="$9.00") as session, pytest.raises(SessionTripped):
+            for _ in range(loop.window_s * 20):
+                with suppress(LoopDetected):
+                    session.charge("serp", "$0.01", arguments={"q": "Roe"})
+                clock.tick(0.05)
+        assert session.spent == Decimal("0.03")
 
 
 class Blip:

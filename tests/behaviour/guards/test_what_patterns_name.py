@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.merchant import URL, Shop, client, make_guard, required
+from tests.support.merchant import URL, Shop, client, make_guard, receipt, required
 from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule, X402GuardError
 
 NO_PATTERNS = [
@@ -108,7 +108,10 @@ def at_most(policy, urls):
 HOST = "https://api.courts.example:8443/opinion"
 
 
-@pytest.mark.parametrize("name", ["api.courts.example", "API.courts.example", "*.courts.example", "*.example"])
+@pytest.mark.parametrize(
+    "name",
+    ["api.courts.example", "API.courts.example", "*.courts.example", "*.example", "*courts.example", "api.*.example"],
+)
 @pytest.mark.parametrize("kinds", [["payment"], ["payment", "llm"], ["payment", "llm", "tool"]])
 def test_a_name_with_dots_is_also_that_of_a_host(name, kinds):
     urls = [f"{HOST}/{number}" for number in range(3)]
@@ -140,6 +143,7 @@ def test_a_tools_name_names_no_url_but_the_one_for_all_does(name):
         ("* courts.example/*", "https://evil.example/a%20courts.example/opinion"),
         ("GET *courts.example/*", "https://evil.example/%2f..%2fcourts.example/opinion"),
         ("*.courts.example", "https://evil.example/a.courts.example/opinion"),
+        ("*courts.example", "https://evil.example/courts.example/opinion"),
     ],
 )
 def test_a_path_does_not_pass_for_the_host_that_a_pattern_names(pattern, url):
@@ -161,3 +165,42 @@ def test_a_use_that_is_recorded_goes_by_its_models_name(name, calls):
             session.record_usage(*told, messages=["go on"])
         with pytest.raises(LoopDetected):
             session.record_usage(*told, messages=["go on"])
+
+
+@pytest.mark.parametrize("match", ["* */admin/*", "GET */refund", "* */v1/*", "GET *", "* *", "G* *", "* */*"])
+def test_a_route_of_all_hosts_is_about_any_path_that_ends_so(match):
+    deny = Policy(rules=[Rule(name="none", action="deny", match=match)])
+    urls = ["https://bank.example/v1/admin/1", "https://bank.example/v1/refund"]
+    assert [at_most(deny, [url]) for url in urls].count(0) == (1 if match in ("* */admin/*", "GET */refund") else 2)
+
+
+@pytest.mark.parametrize(
+    ("match", "denied"), [("Delete *", True), ("* *", True), ("delete *", True), ("Search *", False)]
+)
+def test_a_pattern_of_a_word_and_a_star_names_tools_with_blanks(match, denied):
+    policy = Policy(rules=[Rule(name="none", action="deny", match=match)], risk=None)
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+        if denied:
+            with pytest.raises(PolicyDenied):
+                session.charge("Delete file", "$0.01")
+        else:
+            session.charge("Delete file", "$0.01")
+
+
+@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example", "courts.example2.3"])
+def test_a_rule_about_payments_that_names_none_is_an_error(match):
+    with pytest.raises(ConfigError, match="names no payment; write a host such as"):
+        Rule(name="none", action="deny", match=match, kinds=["payment"])
+    assert Rule(name="tool", action="deny", match=match).match == match
+
+
+@pytest.mark.parametrize("own", ["forecast", "weather/forecast", "weather/*"])
+def test_the_payment_for_a_tool_repeats_as_the_tool_may(own):
+    with make_guard(policy=Policy(loop=Loop(own={own: None}))) as guard, guard.session("s", budget="$5.00") as session:
+        for number in range(15):
+            payment = session.pay(required(), place="mcp://weather/forecast")
+            payment.settled(receipt(transaction=f"0x{number:064x}"))
+        with pytest.raises(LoopDetected):
+            for number in range(15, 30):
+                payment = session.pay(required(), place="https://evil.example/forecast")
+                payment.settled(receipt(transaction=f"0x{number:064x}"))
