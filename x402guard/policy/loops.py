@@ -51,8 +51,8 @@ class Loop(StepGuard):
             cycles.
         failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
-        own: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → its own number of calls, or None for no
-            limit; the first that matches counts.
+        own: tool, host, or ``METHOD host/path``, or a pattern of these with ``*`` → its own number of calls, or None for
+            no limit; the first that matches counts.
 
     Raises ``ConfigError`` naming the setting.
     """

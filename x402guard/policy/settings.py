@@ -80,7 +80,7 @@ class Policy:
         max_steps: the most payments, LLM calls and tool uses, all together, in one run; None for no limit.
         min_confidence: ``session.finish(confidence=…)`` below it, or without one, asks the approver (0 to 1); None for no
             such question.
-        max_calls: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → the most uses of all that it
+        max_calls: tool, host, or ``METHOD host/path``, or a pattern of these with ``*`` → the most uses of all that it
             matches in one run.
         wait_for_budget_s: seconds that a call waits in line if it does not fit only because other calls under way hold
             what it needs (0 to 600); then it is refused.
