@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, get_args
@@ -11,11 +12,12 @@ from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
-from x402guard.policy.patterns import check_pattern, is_route, matches_name, matches_route, matches_word, may_be_host
+from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word, may_be_host
 from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow, Subject, Verdict, strictest
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _MOST_APPROVERS: Final = 10
+_LIKE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z]{2,}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +79,7 @@ class Rule:
             raise ConfigError(
                 f"policy.rules: rule {self.name!r}: action 'narrow' needs ceiling, output_limit or remove, and no other action takes them"
             )
-        if (
-            kinds == {str(HoldKind.PAYMENT)}
-            and "." in self.match
-            and not is_route(self.match)
-            and not may_be_host(self.match)
-        ):
+        if kinds == {str(HoldKind.PAYMENT)} and _LIKE_A_HOST.fullmatch(self.match) and not may_be_host(self.match):
             raise ConfigError(
                 f"policy.rules.match of rule {self.name!r}: {self.match!r:.120} names no payment; write a host such as "
                 "bank.example (in ASCII: xn--…), a route such as '* bank.example/*', or SERVER/TOOL for a paid tool"

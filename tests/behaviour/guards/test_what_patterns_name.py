@@ -187,7 +187,7 @@ def test_a_pattern_of_a_word_and_a_star_names_tools_with_blanks(match, denied):
             session.charge("Delete file", "$0.01")
 
 
-@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example", "courts.example2.3"])
+@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example"])
 def test_a_rule_about_payments_that_names_none_is_an_error(match):
     with pytest.raises(ConfigError, match="names no payment; write a host such as"):
         Rule(name="none", action="deny", match=match, kinds=["payment"])
