@@ -22,7 +22,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Interrupted, PeekBody, Reply, Send, SendFailed, Sign
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt
-from x402guard.flow.request import DIRECT, RequestFacts
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed, forget_locals, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import follow_job, here
@@ -31,6 +31,7 @@ from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
+from x402guard.policy.steps import DIRECT
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import (
@@ -253,9 +254,7 @@ _UNREAD_S: Final = 3.0
 """After so long, a payment that was not read keeps nothing waiting: its slot goes to who waits, and the task that has signed
 it may ask again. Until then another task may be about to read it."""
 
-_TAKEN_OVER: Final = (
-    "payment: it was not read for 3 seconds, and another call presents it now; pay again for the same one"
-)
+_TAKEN_OVER: Final = f"payment: not read for {_UNREAD_S:g} seconds, and another call presents it now; pay again"
 
 
 class Payment:

@@ -16,10 +16,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy.steps import short_route, whole_routes
-
-DIRECT: Final = "PAY"
-"""The method of a payment whose offer did not come by HTTP."""
+from x402guard.policy.steps import DIRECT, short_route, whole_routes
 
 
 class RequestFacts(Struct, frozen=True):

@@ -115,14 +115,13 @@ def matches_route(pattern: str, route: str) -> bool:
     if not is_route(pattern):
         return may_be_host(pattern) and matches_route(f"* {pattern}/*", route)
     (method, host, path), (by, at, where) = _parts_of(pattern.lower()), _parts_of(route.lower())
-    if (
-        path is None or where is None
-    ):  # the pattern is about all hosts, or the name is that of a tool with a blank in it
-        return path is None and _fits_in(method, by) and is_route(route)
+    if not is_route(route) or not _fits_in(method, by):
+        return False
+    if path is None or where is None:  # "GET *" is about all; a tool with a blank in its name has no path
+        return path is None
     if host == "*":
-        return _fits_in(method, by) and _fits_in(f"*/{path}", f"{at}/{where}")
-    is_host = _fits_in(host, at) or _fits_in(host, _PORT.sub("", at))
-    return is_host and _fits_in(method, by) and _fits_in(path, where)
+        return _fits_in(f"*/{path}", f"{at}/{where}")
+    return _fits_in(path, where) and (_fits_in(host, at) or _fits_in(host, _PORT.sub("", at)))
 
 
 def may_be_host(pattern: str) -> bool:

@@ -28,6 +28,9 @@ from x402guard.policy.patterns import (
 )
 from x402guard.strict_json import NotReadable, read_object
 
+DIRECT: Final = "PAY"
+"""The method of a payment whose offer did not come by HTTP."""
+
 _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
 
@@ -99,11 +102,8 @@ def is_named(pattern: str, step: Step) -> bool:
 def is_tool_paid(pattern: str, step: Step) -> bool:
     """Return whether a step is the payment for a use of a tool that *pattern* names: it repeats as the tool does."""
     by, _, tool = step.name.partition(" ")
-    is_local = step.kind is HoldKind.PAYMENT and by == _BY_HAND and "." not in tool.partition("/")[0]
+    is_local = step.kind is HoldKind.PAYMENT and by == DIRECT and "." not in tool.partition("/")[0]
     return is_local and not is_route(pattern) and matches_name(pattern, tool, within=False)
-
-
-_BY_HAND: Final = "PAY"  # the method of what is paid past HTTP
 
 
 @lru_cache(maxsize=1024)

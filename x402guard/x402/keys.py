@@ -20,7 +20,6 @@ _MOST_MEMORY: Final = 2**30
 _MOST_WORK: Final = 2**25
 """For scrypt: n · r · p, sixteen times that of wallets."""
 
-_MOST_PARTS: Final = 64
 _MOST_BLOCKS: Final = 1_024
 """For scrypt: r · p, with which the time of one round grows by more than its square; wallets take 8."""
 _MOST_ROUNDS: Final = 32 * 10_000_000
@@ -156,8 +155,7 @@ def _is_bounded(crypto: Mapping[str, Any]) -> bool:
     if not all(type(each) is int and each > 0 for each in (n, r, p, rounds, length)):
         return False
     return bool(
-        p <= _MOST_PARTS
-        and r * p <= _MOST_BLOCKS
+        r * p <= _MOST_BLOCKS
         and 128 * n * r <= _MOST_MEMORY
         and n * r * p <= _MOST_WORK
         and rounds * length <= _MOST_ROUNDS
