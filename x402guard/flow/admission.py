@@ -81,7 +81,7 @@ class Seat:
             return None
         return Refusal(
             BUSY,
-            f"{most} calls of {where} are under way, and none ended in time (policy.bulkhead)",
+            f"{most} calls of {where} are under way, and no slot was free in time (policy.bulkhead)",
             retry_after_s=1,
             error=CircuitOpen,
             advice="Wait for a call to end, or raise policy.bulkhead. In an event loop await the call: a blocking one there "

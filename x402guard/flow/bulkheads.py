@@ -6,12 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Final
-from weakref import WeakKeyDictionary
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Final, ParamSpec, TypeVar
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 from x402guard.flow.detached import TooLate, Wakeable, within
+from x402guard.flow.ports import Slot
 from x402guard.flow.surroundings import here
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LOOK_S: Final = 1.0  # seconds between two searches of a waiting call for slots of forgotten calls
 
@@ -21,6 +26,7 @@ class TakenSlot:
 
     def __init__(self, slots: Slots, where: str) -> None:
         self._slots, self._where = slots, where
+        self.waits_for: list[str] = []
         self._lock = threading.Lock()
         self._left = False  # the last: Ctrl-C may end this method before
 
@@ -30,12 +36,17 @@ class TakenSlot:
             if self._left:
                 return
             self._left = True
-        self._slots.give_back(self._where)
+        self._slots.leave(self, self._where)
 
     def follow(self, is_lost: Callable[[], bool], most_s: float) -> None:
         """See ``ports.Slot``. The last call counts."""
         until_s = time.monotonic() + most_s
         self._slots.follow(self, lambda: is_lost() or time.monotonic() >= until_s)
+
+    @property
+    def left(self) -> bool:
+        """Whether it was released."""
+        return self._left
 
     def __del__(self) -> None:
         if not getattr(self, "_left", True):
@@ -43,10 +54,51 @@ class TakenSlot:
             self._slots.drop(self._where)
 
 
+_AROUND: Final[ContextVar[tuple[ReferenceType[TakenSlot], ...]]] = ContextVar("x402guard_slots_around", default=())
+"""The slots of the calls inside which this code runs."""
+
+
+def _around() -> list[TakenSlot]:
+    return [slot for each in _AROUND.get() if (slot := each()) is not None and not slot.left]
+
+
+def stay_around(slot: Slot | None) -> None:
+    """Let what this task or thread calls from now on count as inside the call that has *slot*, until that call ends."""
+    if isinstance(slot, TakenSlot):
+        _AROUND.set(tuple(ref(each) for each in (*_around(), slot)))
+
+
+@contextmanager
+def around(slot: Slot | None) -> Iterator[None]:
+    """Let the calls of this block count as inside the call that has *slot*."""
+    before = _AROUND.get()
+    stay_around(slot)
+    try:
+        yield
+    finally:
+        _AROUND.set(before)  # not reset(token): a coroutine may be closed in another context
+
+
+def carry_around(function: Callable[P, R]) -> Callable[P, R]:
+    """Return *function* so that its calls, in any thread, count as inside the calls around this one."""
+    outer = _AROUND.get()
+
+    def carried(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = _AROUND.get()
+        _AROUND.set((*before, *outer))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _AROUND.set(before)
+
+    return carried
+
+
 class _Waiting:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         self.granted = False
+        self.inside: WeakSet[TakenSlot] = WeakSet()
 
 
 class Slots:
@@ -56,6 +108,8 @@ class Slots:
         self._lock = threading.Lock()
         self._dropped: deque[str] = deque()
         self._taken: dict[str, int] = {}
+        self._extra: dict[str, int] = {}  # of these, above the number that is allowed
+        self._holders: dict[str, WeakSet[TakenSlot]] = {}
         self._lines: dict[str, deque[_Waiting]] = {}
         self._followed: WeakKeyDictionary[TakenSlot, Callable[[], bool]] = WeakKeyDictionary()
 
@@ -93,34 +147,84 @@ class Slots:
                 waiting.granted = True
             else:
                 self._lines.setdefault(where, deque()).append(waiting)
+                for slot in _around():
+                    waiting.inside.add(slot)
+                    slot.waits_for.append(where)
+                self._free_stuck(where)
             return waiting
+
+    def leave(self, slot: TakenSlot, where: str) -> None:
+        """Release a slot."""
+        with self._lock:
+            self._holders[where].discard(slot)
+        self.give_back(where)
 
     def give_back(self, where: str) -> None:
         """Hand a slot to the next in the queue, or free it."""
         with self._lock:
-            line = self._lines.get(where)
-            if line:
-                waiting = line.popleft()
-                waiting.granted = True
-                if not line:
-                    del self._lines[where]
-                waiting.wake()
+            extra = self._extra.pop(where, 0)
+            if extra > 1:
+                self._extra[where] = extra - 1
+            if not extra and where in self._lines:
+                self._grant(where, self._lines[where][0])
                 return
             left = self._taken[where] - 1
             if left:
                 self._taken[where] = left
             else:
                 del self._taken[where]
+                self._holders.pop(where, None)
+            if extra:
+                self._free_stuck(*self._lines)
+
+    def _grant(self, where: str, waiting: _Waiting) -> None:
+        waiting.granted = True
+        self._take_out(where, waiting)
+        waiting.wake()
+
+    def _take_out(self, where: str, waiting: _Waiting) -> None:
+        for slot in waiting.inside:
+            slot.waits_for.remove(where)
+        self._lines[where].remove(waiting)
+        if not self._lines[where]:
+            del self._lines[where]
+
+    def _free_stuck(self, *places: str) -> None:
+        """Grant one slot more where all that are taken are held by calls that wait for slots themselves: none could ever end.
+
+        It goes to a call inside one of those.
+        """
+        for where in places:
+            holders = self._stuck_holders(where)
+            inside = (each for each in self._lines.get(where, ()) if any(slot in holders for slot in each.inside))
+            if (waiting := next(inside, None)) is not None:
+                self._grant(where, waiting)
+                self._taken[where] += 1
+                self._extra[where] = self._extra.get(where, 0) + 1
+                return
+
+    def _stuck_holders(self, where: str) -> set[TakenSlot]:
+        """Return what holds the slots there, and those that it waits for, and so on; nothing if one of all does not wait."""
+        places, holders = [where], set[TakenSlot]()
+        for place in places:
+            held = set(self._holders.get(place, ()))
+            if len(held) < self._taken.get(place, 0):
+                return set()  # one of them has just been granted, or dropped
+            for slot in held:
+                if not slot.waits_for:
+                    return set()
+                places.extend(each for each in slot.waits_for if each not in places)
+            holders |= held
+        return holders
 
     def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
         """Return the slot if it was granted, else leave the queue. A slot that is not kept goes to the next."""
         with self._lock:
             if not waiting.granted:
-                self._lines[where].remove(waiting)
-                if not self._lines[where]:
-                    del self._lines[where]
+                self._take_out(where, waiting)
                 return None
-        slot = TakenSlot(self, where)
+            slot = TakenSlot(self, where)
+            self._holders.setdefault(where, WeakSet()).add(slot)
         if not keep:
             slot.leave()
         return slot

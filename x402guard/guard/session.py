@@ -14,6 +14,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from x402guard.errors import ConfigError, SessionClosed
+from x402guard.flow.bulkheads import carry_around
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import close_to_the_end, transact_now
 from x402guard.flow.shell import LOG
@@ -399,13 +400,14 @@ class Session(Charges, Endings):
             raise ConfigError(f"bind: a {type(function).__name__} is no function")
         inner = current_session()
         inside = inner if inner is not None and inner._descends_from(self) else self
+        carried = carry_around(function)
 
         @wraps(function)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
             before = _CURRENT.get()
             _CURRENT.set(_Block(inside, before))
             try:
-                return function(*args, **kwargs)
+                return carried(*args, **kwargs)
             finally:
                 _CURRENT.set(before)
 

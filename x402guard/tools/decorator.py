@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
@@ -13,10 +12,10 @@ from msgspec import Struct
 
 from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat
+from x402guard.flow.bulkheads import around
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Compute, Flow, Interrupted, Notify
-from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
@@ -185,21 +184,13 @@ def decorate(
     return awaited if is_async else blocking
 
 
-_INSIDE: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_inside_tools", default=frozenset())
-"""The tools that are running in this context."""
-
-
-def _slot_of(seat: Seat | None) -> Slot | None:
-    return None if seat is None else seat.slot
-
-
 def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int | None, bound: Bound) -> Flow[_Use]:
     """Reserve the tokens, wait for a slot, then hold the dollars, so that an early refusal costs nothing.
 
     *unless_set_s* is the time limit, in seconds, of a tool for which neither its code nor the policy sets one.
     """
     paying, tokens = budget.context, budget.tokens
-    seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # a recursive call would wait for itself
+    seat = Seat(HoldKind.TOOL, tool)
     allotment = None
     try:
         if options.mode is not None:
@@ -220,20 +211,17 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
             if bound.changed(approved):
                 yield from end_free(paying, call, outcome="unknown")
                 yield from _refuse_changed(paying, call, approved)
-            return _Use(
-                paying, None, tokens, allotment, Running(tool, limit_s, _slot_of(seat), None), narrow, free=call
-            )
+            return _Use(paying, None, tokens, allotment, Running(tool, limit_s, seat.slot, None), narrow, free=call)
         held = yield from hold_tool(paying, call, seat)
         if bound.changed(held.approved):
             # It never ran.
             yield from end_tool(paying, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
             yield from _refuse_changed(paying, call, held.approved)
-        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _slot_of(seat), held.hold.id), held.narrow)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, seat.slot, held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
-        if seat is not None:
-            seat.leave()
+        seat.leave()
         running = Running(tool, None, None, None)
         if allotment is not None:
             yield from _finish_tokens(_Use(paying, None, tokens, allotment, running), _Outcome(ToolEnd()))
@@ -312,14 +300,11 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 
 
 def _outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Any]) -> _Outcome:
-    before = _INSIDE.get()
-    _INSIDE.set(before | {use.running.tool})
     try:
-        result = use.running.run(call)
+        with around(use.running.slot):
+            result = use.running.run(call)
     except BaseException as error:  # noqa: BLE001 - also Ctrl-C: it is raised after the ledger is written
         return _failed(error)
-    finally:
-        _INSIDE.set(before)  # not reset(token): a coroutine may be closed in another context
     if inspect.isgenerator(result):
         return _failed(TypeError("tool: the function returned a generator; use `with session.hold(…)` for it"))
     if inspect.isawaitable(result):
@@ -331,14 +316,11 @@ def _outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Any]) -> _Ou
 
 
 async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
-    before = _INSIDE.get()
-    _INSIDE.set(before | {use.running.tool})
     try:
-        result = await use.running.awaited(call)
+        with around(use.running.slot):
+            result = await use.running.awaited(call)
     except BaseException as error:  # noqa: BLE001 - also cancellation: it is raised after the ledger is written
         return _failed(error)
-    finally:
-        _INSIDE.set(before)
     return _shown(options, use, result)
 
 

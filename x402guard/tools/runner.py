@@ -25,17 +25,17 @@ class Running:
 
     def __init__(self, tool: str, limit_s: int | None, slot: Slot | None, hold_id: str | None) -> None:
         self.tool = tool
-        self._limit_s, self._slot, self._hold_id = limit_s, slot, hold_id
+        self._limit_s, self.slot, self._hold_id = limit_s, slot, hold_id
 
     def run(self, call: Callable[[], R]) -> R:
         """Return the function's result or raise its error; ``CallTimeout`` after the time limit."""
         if self._limit_s is None:
             return call()
-        slot = self._slot
+        slot = self.slot
         try:
             return Aside(call, lambda _: None if slot is None else slot.leave()).within(self._limit_s)
         except TooLate:
-            self._slot = None  # the thread releases it when it ends
+            self.slot = None  # the thread releases it when it ends
             raise self._timed_out() from None
 
     async def awaited(self, call: Callable[[], Awaitable[R]]) -> R:
@@ -52,5 +52,5 @@ class Running:
 
     def leave(self) -> None:
         """Release the slot, unless a thread still runs in it."""
-        if self._slot is not None:
-            self._slot.leave()
+        if self.slot is not None:
+            self.slot.leave()
