@@ -142,7 +142,7 @@ def test_a20_a_v1_offer_is_judged_alike(mode, guard):
     assert_refused(mode, guard, shop, rule="flows", says=["'escrow'"])
 
 
-@pytest.mark.parametrize("flow", [None, 1, True, ["authorization"], {"authorization": 1}])
+@pytest.mark.parametrize("flow", [1, True, ["authorization"], {"authorization": 1}])
 def test_a20_a_flow_that_is_no_text_is_malformed(mode, guard, flow):
     assert_malformed(mode, guard, Shop(terms=required(_flow(flow))), field="extra.paymentFlow")
 

@@ -61,6 +61,7 @@ class Offered(Struct, frozen=True):
         pay_again: the caller wants a second payment even if one is in doubt.
         max_price: the price that the caller was quoted, in dollars; None without one.
         tool: the tool that is bought, as the owner's rules name it; else "".
+        by_offer: the place is one that the offer names.
     """
 
     required: Mapping[str, Any]
@@ -70,6 +71,7 @@ class Offered(Struct, frozen=True):
     pay_again: bool = False
     max_price: Dollars | None = None
     tool: str = ""
+    by_offer: bool = False
 
     def facts(self) -> RequestFacts:
         """Return the facts of a request for the core, with 32 new random bytes. Raises ``ConfigError``."""
@@ -98,6 +100,7 @@ class Offered(Struct, frozen=True):
             max_price=None if self.max_price is None else check_dollars("max_price", self.max_price),
             tool=self.tool,
             read_s=None,
+            by_offer=self.by_offer,
         )
 
 
@@ -120,15 +123,13 @@ def offered(
     check_flag("pay_again", pay_again)
     if max_price is not None:
         check_dollars("max_price", max_price)
-    is_theirs = place is None
-    if place is None:
-        place = _resource_url(terms)
+    by_offer, place = place is None, _resource_url(terms) if place is None else place
     if not isinstance(place, str) or not place:
         raise ConfigError(
             "place: the offer names no resource; say where it came from: place='https://seller.example/what'"
         )
-    offer = Offered(terms, place, b"", purchase, bool(pay_again), max_price)
-    if is_theirs:
+    offer = Offered(terms, place, b"", purchase, bool(pay_again), max_price, by_offer=by_offer)
+    if by_offer:
         _check_theirs(offer)
     return offer
 

@@ -42,6 +42,7 @@ class RequestFacts(Struct, frozen=True):
         host_header: the ``Host`` header, if it names another host than the URL; else "".
         tool: the tool of another server that is bought, as the owner's rules name it; else "".
         read_s: how long the caller's own client waits for a piece of an answer, in seconds; None for no limit.
+        by_offer: the URL is one that the offer names, and so the seller's word: no request has been there.
     """
 
     method: str
@@ -63,6 +64,7 @@ class RequestFacts(Struct, frozen=True):
     host_header: str = ""
     tool: str = ""
     read_s: float | None = 0.0
+    by_offer: bool = False
 
     @property
     def is_http(self) -> bool:

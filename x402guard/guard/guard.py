@@ -61,6 +61,7 @@ from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.delivery import note_cut
 from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
 from x402guard.x402.settlement import may_fit_now, sweep
+from x402guard.x402.signer import payer_of
 
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
@@ -146,7 +147,7 @@ class Guard(BudgetParent):
             node_id=WALLET,
             instance=f"{here().hostname()}:{here().pid()}:{here().random_bytes(4).hex()}",
             policy=self.policy,
-            payer=None if pays is None else pays.address,
+            payer=None if pays is None else payer_of(pays),
             chains=networks,
             flight_ms=positive("flight_s", flight_s) * 1000,
             memory_ms=positive("purchase_memory_s", purchase_memory_s) * 1000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.errors import (
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 REFUSAL: Final = "x402guard.refusal"
 """The key of a local refusal's error in ``response.extensions``."""
 
-_WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""zlib's window bits for each content encoding that is decoded."""
+_WINDOWS: Final = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
+"""zlib's window bits for each content encoding that is decoded; some servers send deflate without zlib's frame."""
 
 
 def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | None:
@@ -34,21 +35,19 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     Decodes one layer of gzip or deflate. Raises ``ProtocolError`` for several layers and for more than *limit* decoded
     bytes, because a kilobyte can expand to a gigabyte.
     """
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    encoding = response.headers.get("content-encoding", "").strip().lower() or "identity"
     if "," in encoding:
         raise ProtocolError("at most one encoding is accepted", field="content-encoding", words=encoding)
     if encoding == "identity":
         return raw
-    if encoding not in _WINDOW:
-        return None
-    unpacker = zlib.decompressobj(_WINDOW[encoding])
-    try:
-        body = unpacker.decompress(raw, limit + 1)
-    except zlib.error:
-        return None
-    if len(body) > limit:
-        raise ProtocolError(f"the decoded body has more than {limit} bytes", field="content-encoding")
-    return body if unpacker.eof else None
+    for bits in _WINDOWS.get(encoding, ()):
+        unpacker = zlib.decompressobj(bits)
+        with suppress(zlib.error):
+            body = unpacker.decompress(raw, limit + 1)
+            if len(body) > limit:
+                raise ProtocolError(f"the decoded body has more than {limit} bytes", field="content-encoding")
+            return body if unpacker.eof else None
+    return None
 
 
 def is_followed(response: Callable[[], httpx.Response | None], history: list[httpx.Response]) -> bool:

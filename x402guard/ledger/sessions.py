@@ -108,7 +108,7 @@ def ensure_payer(view: LedgerView, payer: Address) -> None:
     known = view.mark(PAYER_MARK)
     if known is None:
         view.put_mark(PAYER_MARK, {"address": payer})
-    elif known["address"] != payer:
+    elif known["address"].lower() != payer.lower():
         raise ConfigError(
             f"signer: this ledger belongs to the wallet {known['address']}, but the key belongs to {payer}; "
             "use a separate ledger for each wallet"

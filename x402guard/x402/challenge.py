@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import Final
 
 from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.errors import CallTimeout, ProtocolError
+from x402guard.errors import CallTimeout
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
@@ -84,17 +85,18 @@ def _peeked(call_s: int | None) -> Flow[bytes | None]:
 
 
 def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None]:
-    """Return the x402 terms in a JSON body; None for a body that is not JSON or has no terms."""
+    """Return the x402 terms in a JSON body; None for a body that is not JSON, or too large, or has no terms.
+
+    A body that cannot be unpacked has none: a client may ask for an encoding that is not decoded here, and the answer to
+    a ``HEAD`` has none at all.
+    """
     kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
     if len(kinds) != 1 or "json" not in kinds[0]:
         return None
     raw = yield from _peeked(call_s)
-    if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
-        reason = f"a JSON body that cannot be unpacked, or has more than {MAX_BODY_BYTES} bytes, is not read"
-        raise ProtocolError(reason, field=BODY_FIELD)
     if raw is None or b"x402Version" not in raw:
         return None
-    value = decode_json(raw, field=BODY_FIELD)
+    value = decode_json(raw.removeprefix(BOM_UTF8), field=BODY_FIELD)
     if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
         return None
     return parse_payment_required(value, field=BODY_FIELD)

@@ -54,7 +54,7 @@ from x402guard.policy.timeouts import LONGEST_S
 from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
 from x402guard.x402.delivery import AnswerEnd, note_cut
 from x402guard.x402.offer_rules import Case, rank
-from x402guard.x402.origins import note_version, origin_mark
+from x402guard.x402.origins import note_version, origin_marks
 from x402guard.x402.purchase import (
     ALREADY_PAID,
     Authorized,
@@ -125,8 +125,8 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         return None
     refuse = partial(refused, context)
     if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more
-        learn, key = partial(note_version, origin=request.origin), origin_mark(request.origin)
-        refuse = partial(refused, context, also=learn, marks=(key,))
+        learn, keys = partial(note_version, request=request), tuple(origin_marks(request))
+        refuse = partial(refused, context, also=learn, marks=keys)
     impossible = _cannot_pay(request, context)
     if impossible is not None:
         raise (yield from refuse(impossible))

@@ -82,11 +82,30 @@ class Offer:
 def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Refusal]:
     """Return each entry of ``accepts`` as an ``Offer`` or a refusal, in the same order.
 
-    Raises ``ProtocolError`` for a malformed entry with a supported scheme and network.
+    An address or amount that is none refuses its entry alone: specification v2, 5.1.2, allows a currency code as the
+    asset and the name of a role as the payee. Raises ``ProtocolError`` if there is nothing else, and for an entry with a
+    supported scheme and network that lacks a field.
     """
     if not required.accepts:
         raise ProtocolError("the list of offers is empty", field="accepts")
-    return [_normalise_one(required, entry, index, registry) for index, entry in enumerate(required.accepts)]
+    found: list[Offer | Refusal] = []
+    unusable: list[ProtocolError] = []
+    for index, entry in enumerate(required.accepts):
+        try:
+            found.append(_normalise_one(required, entry, index, registry))
+        except _Unusable as signal:
+            unusable.append(signal.error)
+            found.append(Refusal("unusable_offer", str(signal.error)))
+    if len(unusable) == len(found):
+        raise unusable[0]
+    return found
+
+
+class _Unusable(Exception):  # noqa: N818 - a signal inside this module
+    """An address or an amount in an entry is none."""
+
+    def __init__(self, message: str, *, field: str, words: object = "") -> None:
+        self.error = ProtocolError(message, field=field, words=words)
 
 
 def _normalise_one(
@@ -140,7 +159,7 @@ def _normalise_one(
         amount_atomic=amount,
         amount_nanos=asset.value_nanos(amount),
         payee=_payee(requirement.pay_to, asset, f"{field}.payTo"),
-        max_timeout_s=requirement.max_timeout_s,
+        max_timeout_s=_seconds(requirement.max_timeout_s, f"{field}.maxTimeoutSeconds"),
         facilitator=_facilitator(extra, f"{field}.extra.facilitatorAddress") if scheme == "upto" else None,
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
         resource_url=resource_url if isinstance(resource_url, str) else None,
@@ -156,22 +175,28 @@ def _address(text: str, field: str) -> Address:
         return parse_address(text)
     except ValueError:
         reason = "not an address: 0x and forty hex digits, in mixed case with a correct EIP-55 checksum"
-        raise ProtocolError(reason, field=field, words=text) from None
+        raise _Unusable(reason, field=field, words=text) from None
 
 
 def _amount(text: str, field: str) -> int:
     amount = int(text)
     if amount == 0:
-        raise ProtocolError("the amount is zero", field=field)
+        raise _Unusable("the amount is zero", field=field)
     if amount > MAX_UINT256:
-        raise ProtocolError("does not fit into a uint256", field=field)
+        raise _Unusable("does not fit into a uint256", field=field)
     return amount
+
+
+def _seconds(value: float, field: str) -> int:
+    if not float(value).is_integer():
+        raise ProtocolError("it is not a whole number", field=field)
+    return int(value)
 
 
 def _payee(text: str, asset: Asset, field: str) -> Address:
     payee = _address(text, field)
     if payee in (ZERO_ADDRESS, asset.contract):
-        raise ProtocolError(f"{payee} is the zero address or the token itself; money sent there is lost", field=field)
+        raise _Unusable(f"{payee} is the zero address or the token itself; money sent there is lost", field=field)
     return payee
 
 
@@ -179,15 +204,17 @@ def _facilitator(extra: Mapping[str, Any], field: str) -> Address:
     # Specification, upto on EVM: the witness binds the one address that may settle, so the offer has to name it.
     value = extra.get("facilitatorAddress")
     if not isinstance(value, str):
-        raise ProtocolError("an upto offer has to name its facilitator", field=field)
+        raise _Unusable("an upto offer has to name its facilitator", field=field)
     facilitator = _address(value, field)
     if facilitator == ZERO_ADDRESS:
-        raise ProtocolError("the zero address cannot settle", field=field)
+        raise _Unusable("the zero address cannot settle", field=field)
     return facilitator
 
 
 def _flow(extra: Mapping[str, Any], field: str) -> str:
-    flow = extra.get("paymentFlow", "authorization")
+    flow = extra.get("paymentFlow")
+    if flow is None:
+        return "authorization"
     if not isinstance(flow, str):
         raise ProtocolError("has to be a string", field=field)
     return flow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 from urllib.parse import urlsplit
@@ -181,11 +182,16 @@ def resource_host(case: Case) -> str | None:
         asked = urlsplit(case.request.origin).hostname
     except ValueError:
         return "(unreadable)"
-    return None if named in (None, asked) else named
+    if named is None or named == asked:
+        return None
+    return named if _HOST.fullmatch(named) else "(unreadable)"  # other characters are words for who reads the journal
+
+
+_HOST: Final = re.compile(r"[\w.:%-]{1,253}", re.ASCII)
 
 
 def lifetime_s(policy: Policy, case: Case) -> int:
-    """Return the lifetime of the signature in seconds: the server's request, at most ``max_lifetime_s``."""
+    """Return the lifetime that a signature may have, in seconds: the server's request, at most ``max_lifetime_s``."""
     return min(case.offer.max_timeout_s, policy.max_lifetime_s)
 
 

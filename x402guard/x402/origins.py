@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from x402guard.flow.request import route_of
+from x402guard.flow.request import RequestFacts, route_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
@@ -20,7 +20,7 @@ from x402guard.x402.offer_rules import Case
 _LOOKS_LIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
 
 _SECRET: Final = re.compile(
-    r"\bsk-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\beyJ[\w-]{10,}\.[\w-]{10,}"
+    r"\bsk-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\beyJ[\w-]{10,300}\.[\w-]{10}"
     r"|\b0x[0-9a-fA-F]{64}\b|-----BEGIN ",
     re.ASCII,
 )
@@ -30,14 +30,36 @@ FACILITATORS_PER_ORIGIN: Final = 3
 """Accepted facilitators per origin without a list: official servers use several addresses of one facilitator."""
 
 
-def origin_mark(origin: str) -> MarkKey:
-    """Return the key of an origin's mark: whether it used v2 or was paid, and its facilitators."""
-    return "origin", origin
+def origin_marks(request: RequestFacts) -> list[MarkKey]:
+    """Return the keys of an origin's marks: whether it used v2 or was paid, and its facilitators. The last is written.
+
+    An origin that only an offer has named is judged by both, and has a mark of its own: else any offer could say of any
+    seller that it uses v2.
+    """
+    return [("origin", each) for each in _names(request)]
 
 
-def payee_mark(origin: str, payee: str) -> MarkKey:
-    """Return the key of the mark that a payee was paid for an origin."""
-    return "paid_at", f"{origin} {payee}"
+def payee_marks(request: RequestFacts, payee: str) -> list[MarkKey]:
+    """Return the keys of the marks that a payee was paid for an origin. The last is written."""
+    return [("paid_at", f"{each} {payee}") for each in _names(request)]
+
+
+def _names(request: RequestFacts) -> list[str]:
+    return [request.origin, f"said {request.origin}"] if request.by_offer else [request.origin]
+
+
+def _known(view: LedgerView, request: RequestFacts) -> Mapping[str, Any]:
+    """Return what is known of an origin."""
+    rows = [row for key in origin_marks(request) if (row := view.mark(key)) is not None]
+    return {
+        "v2": any(row["v2"] for row in rows),
+        "facilitators": list(dict.fromkeys(each for row in rows for each in row["facilitators"])),
+        **({"paid": True} if any(row.get("paid") for row in rows) else {}),
+    }
+
+
+def _is_paid(view: LedgerView, request: RequestFacts, payee: str) -> bool:
+    return any(view.mark(key) is not None for key in payee_marks(request, payee))
 
 
 def shape_mark(host: str) -> MarkKey:
@@ -62,8 +84,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     the owner lists it. The facilitator of an ``upto`` has to be on the owner's list or,
     without a list, one of the first three of its origin.
     """
-    offer, key = case.offer, origin_mark(case.request.origin)
-    known: Mapping[str, Any] = view.mark(key) or {"v2": False, "facilitators": []}
+    offer, known = case.offer, _known(view, case.request)
     if offer.version == 1 and known["v2"]:
         reason = f"{case.request.origin} has used x402 v2 before and now offers v1: its v2 header may have been removed"
         return Refusal("version_downgrade", reason)
@@ -76,8 +97,8 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
         )
         return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
-    paid = bool(known.get("paid"))
-    if policy.payee_change == "refuse" and paid and view.mark(payee_mark(case.request.origin, offer.payee)) is None:
+    changed = bool(known.get("paid")) and not _is_paid(view, case.request, offer.payee)
+    if policy.payee_change == "refuse" and changed:
         reason = f"{case.request.origin} was paid before, but never to {offer.payee}; setting policy.payee_change"
         return Refusal("payee_change", reason)
     seen = list(known["facilitators"])
@@ -88,33 +109,30 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
         if offer.facilitator not in seen and policy.facilitators is None:
             seen.append(offer.facilitator)
     if offer.version == 2:
-        view.put_mark(key, {**known, "v2": True, "facilitators": seen})
+        view.put_mark(origin_marks(case.request)[-1], {**known, "v2": True, "facilitators": seen})
     return None
 
 
 def note_payee(view: LedgerView, case: Case) -> None:
     """Record the payee of an origin: one mark each, so that the cost of a decision does not grow with their number."""
-    origin = case.request.origin
-    known: Mapping[str, Any] = view.mark(origin_mark(origin)) or {"v2": False, "facilitators": []}
-    view.put_mark(origin_mark(origin), {**known, "paid": True})
-    view.put_mark(payee_mark(origin, case.offer.payee), {"known": True})
+    view.put_mark(origin_marks(case.request)[-1], {**_known(view, case.request), "paid": True})
+    view.put_mark(payee_marks(case.request, case.offer.payee)[-1], {"known": True})
     shape = shape_mark(case.request.host)
-    if view.mark(shape) is None:
+    if view.mark(shape) is None and not case.request.by_offer:
         view.put_mark(shape, {"host": host_name(case.request.host)})
 
 
 def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
     """Record an event if the URL of a payment to a new payee holds what looks like a key, without the key."""
-    new = view.mark(payee_mark(case.request.origin, case.offer.payee)) is None
+    new = not _is_paid(view, case.request, case.offer.payee)
     if new and _SECRET.search(unquote(case.request.url)):
         facts = {"name": "secret_in_url", "place": route_of(case.request), "payee": case.offer.payee}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
-def note_version(view: LedgerView, origin: str) -> None:
+def note_version(view: LedgerView, request: RequestFacts) -> None:
     """Record that an origin has used v2, also if its offer was refused."""
-    key = origin_mark(origin)
-    view.put_mark(key, {"facilitators": [], **(view.mark(key) or {}), "v2": True})
+    view.put_mark(origin_marks(request)[-1], {**_known(view, request), "v2": True})
 
 
 def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Refusal | None:

@@ -38,13 +38,14 @@ from x402guard.policy.approvals import (
 )
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, settled, spent_so_far, verdict_facts
+from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW
 from x402guard.x402.delivery import bought_mark, doubted_mark
 from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
-from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
+from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_marks, payee_marks, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
@@ -115,13 +116,13 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
     """Return the scope of ``authorize_purchase``."""
-    marks = [origin_mark(request.origin), shape_mark(request.host), doubted_mark(context, step.name)]
+    marks = [*origin_marks(request), shape_mark(request.host), doubted_mark(context, step.name)]
     payees: list[str] = []
     for case in cases:
         payee = case.offer.payee
         if payee not in payees:
             payees.append(payee)
-            marks.append(payee_mark(request.origin, payee))
+            marks.extend(payee_marks(request, payee))
             if context.policy.approvals.more_than is not None:
                 marks.append(unapproved_mark(run_of(context.node_id), payee))
         if case.offer.scheme == "upto":
@@ -360,12 +361,14 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
     if context.payer is None:
         raise ValueError("a payment needs a payer")
     hold_id = request.entropy.hex()
-    intent = scheme_for(offer.scheme, offer.method).propose(
+    intent = scheme_for(
+        offer.scheme, offer.method
+    ).propose(
         Proposal(
             offer=offer,
             payer=context.payer,
             now_unix=view.clock_ms // 1000,
-            lifetime_s=lifetime_s(context.policy, case),
+            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),  # a shadow may have excused a shorter one
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",
         )

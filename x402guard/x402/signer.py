@@ -13,7 +13,7 @@ import coincurve
 from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
-from x402guard.evm import Address, normalise_signature
+from x402guard.evm import Address, normalise_signature, parse_address
 from x402guard.flow.ports import HoldLookup, Signer
 from x402guard.flow.sealed import forgetting
 from x402guard.frozen import replace
@@ -193,6 +193,11 @@ def signer_of(given: object) -> Signer | None:
         if isinstance(given, LocalAccount):
             return LocalSigner.from_key(bytes(given.key))
     if not isinstance(given, type) and _is_signer(given):
+        if not hasattr(given, "inline"):
+            raise ConfigError(
+                f"signer: {type(given).__name__} has no attribute inline; set it to True if signing takes well under a "
+                "millisecond, as with a key in memory, else to False"
+            )
         return given
     what = f"the class {given.__name__}" if isinstance(given, type) else f"a value of type {type(given).__name__}"
     del given
@@ -200,6 +205,18 @@ def signer_of(given: object) -> Signer | None:
         f"signer: {what} is not a signer; write LocalSigner.from_key(…), LocalSigner.from_keystore(path, password=…), an "
         "account of eth_account, or None to meter without ever signing"
     )
+
+
+def payer_of(signer: Signer) -> Address:
+    """Return the account that a signer pays from, with its checksum. Raises ``ConfigError`` if its address is none."""
+    address: object = signer.address
+    try:
+        return parse_address(str(address))
+    except ValueError:
+        raise ConfigError(
+            f"signer: the address of {type(signer).__name__} is no account: 0x and forty hex digits, in mixed case with "
+            "a correct EIP-55 checksum"
+        ) from None
 
 
 def _is_signer(given: object) -> TypeGuard[Signer]:

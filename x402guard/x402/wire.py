@@ -44,7 +44,9 @@ Headers = Iterable[tuple[str, str]]
 
 Name = Annotated[str, Meta(max_length=64)]
 Account = Annotated[str, Meta(max_length=128)]
-Seconds = Annotated[int, Meta(ge=-(2**53))]
+Seconds = (
+    Annotated[int, Meta(ge=-(2**53))] | Annotated[float, Meta(ge=-(2**53), lt=2**53)]
+)  # 60.0 is a whole number in JSON
 AtomicAmount = Annotated[str, Meta(pattern=r"^[0-9]{1,78}\Z", max_length=78)]
 
 
@@ -132,12 +134,19 @@ def decode_json(raw: bytes, *, field: str) -> Any:
         raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field, words=words) from None
 
 
+_PLAIN_ALPHABET: Final = str.maketrans("-_", "+/")
+
+
 def decode_base64_json(value: str, *, field: str) -> Any:
-    """Return the JSON value in a header. Raises ``ProtocolError`` naming *field*."""
+    """Return the JSON value in a header: base64 in either alphabet (RFC 4648, 4 and 5), padded or not.
+
+    Raises ``ProtocolError`` naming *field*.
+    """
     if len(value) > MAX_HEADER_CHARS:
         raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are allowed", field=field)
+    text = value.strip().rstrip("=").translate(_PLAIN_ALPHABET)
     try:
-        raw = base64.b64decode(value.encode("ascii"), validate=True)
+        raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error):
         raise ProtocolError("not base64", field=field) from None
     return decode_json(raw, field=field)
@@ -217,6 +226,11 @@ def has_receipt(headers: Headers) -> bool:
     return any(name.lower() in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE) for name, _ in headers)
 
 
+def _stated(value: Any) -> Any:
+    """Return a receipt without the fields that state nothing: facilitators write "" or null for what they do not know."""
+    return {key: each for key, each in value.items() if each not in (None, "")} if isinstance(value, dict) else value
+
+
 def decode_receipt(headers: Headers) -> SettleResponse | None:
     """Return the receipt in ``PAYMENT-RESPONSE`` or ``X-PAYMENT-RESPONSE``, or None if both are missing.
 
@@ -229,7 +243,7 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
         value = only_header(lines, name)
         if value is not None:
             found.append(decode_base64_json(value, field=name.upper()))
-            receipt = parse_message(SettleResponse, found[-1], field=name.upper())
+            receipt = parse_message(SettleResponse, _stated(found[-1]), field=name.upper())
     if len(found) > 1 and found[0] != found[1]:
         raise ProtocolError("two different receipts", field=PAYMENT_RESPONSE.upper())
     if receipt is not None and receipt.amount is not None and int(receipt.amount) > MAX_UINT256:
