@@ -49,10 +49,12 @@ def refuse_strange_server(store: LedgerStore, chain: ChainReader | None, boot: s
 def accept_clock(store: LedgerStore, by: str) -> None:
     """Take the clock as right for *by*, the owner: times in the future, of budgets and of guards, become the present."""
     keys, ahead = stamps_ahead(store), windows_ahead(store)
-    scope = Scope(nodes=tuple(node.id for node in store.nodes()), marks=(CLOCK_MARK, *keys), durable=True)
+    holds = tuple(store.unsettled(store.now_ms() // 1000))
+    nodes = tuple(node.id for node in store.nodes())
+    scope = Scope(nodes=nodes, holds=holds, marks=(CLOCK_MARK, *keys), durable=True)
 
     def change(view: LedgerView) -> None:
-        accept_time(view, by, ahead)
+        accept_time(view, by, ahead, holds)
         bring_back(view, keys)
 
     store.transact(scope, change)

@@ -96,12 +96,13 @@ class BudgetParent:
             yield session
 
     def budget(
-        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
+        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str | None = None
     ) -> NamedBudget:
         """Return a named budget, opened at first use: a parent of many sessions and budgets, in all processes.
 
         ``limit`` is in dollars and can be lowered, never raised. With ``per`` (``day``, ``week``, ``month``) it starts
-        again by the calendar of ``tz``, such as ``Europe/Berlin``. Default: the stored ones. Raises ``ConfigError``.
+        again by the calendar of ``tz``, such as ``Europe/Berlin``; without it, by that of UTC. Default: the stored ones.
+        Raises ``ConfigError``.
         """
         return open_budget(self._basis, self._node_id, name, limit, per=per, tz=tz)
 
@@ -123,14 +124,16 @@ class NamedBudget(BudgetParent, Account):
 
 
 def open_budget(
-    basis: Basis, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str
+    basis: Basis, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str | None
 ) -> NamedBudget:
     """Open a budget, or return the existing one of that name. Raises ``ConfigError`` naming the argument."""
     check_name(name)
     if "/" in name:
         raise ConfigError(f"name: {name!r} cannot be a budget's name: a slash separates a session from its children")
     node_id = f"{BUDGET_PREFIX}{name}"
-    window = check_window("day" if per is None else per, tz)
+    if per is None and tz is not None:
+        raise ConfigError(f"tz: {tz!r:.60} goes with per, such as per='day'; a budget without per never starts again")
+    window = None if per is None else check_window(per, "UTC" if tz is None else tz)
     if limit is None and per is None:
         for node in basis.shell.store.path(node_id)[:1]:
             if node.parent_id != parent_id:
@@ -143,7 +146,7 @@ def open_budget(
         name=name,
         limit=parse_limit(limit, field="limit"),
         opener="",
-        window=window if per is not None else None,
+        window=window,
         soft=basis.context.policy.soft_parts,
     )
     transact_now(basis.shell, opening_scope(request), lambda view: open_node(view, request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from x402guard.errors import ConfigError
@@ -93,7 +93,8 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     view.restrains = True
     view.record(node_id, "limit", facts={"from": node.limit, "to": limit, "by": by})
     before = view.mark(owner_mark(node_id))
-    opened_with = node.limit if before is None else before["was"]  # its process keeps asking for this limit
+    # Its process keeps asking for the limit that it had; if it has lowered it since the last change, for the new one.
+    opened_with = before["was"] if before is not None and node.limit == before["is"] else node.limit
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
     view.put_node(replace(view.node(node_id), limit=limit))
     forget_soft_limits(view, node_id)
@@ -127,10 +128,11 @@ def windows_ahead(ledger: LedgerReads) -> dict[str, int]:
     return found
 
 
-def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int]) -> None:
+def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int], captured: Collection[str] = ()) -> None:
     """Take the machine's clock as right, although the ledger's last entry is a day behind it, or ahead of it.
 
-    Times of budgets that are in the future become the present; *ahead* is what ``windows_ahead`` has found.
+    Times of budgets that are in the future become the present; *ahead* is what ``windows_ahead`` has found. So do those of
+    *captured* holds, the ids of those that the chain can still correct: else a correction would count in a later window.
     """
     view.restrains = True
     view.record(WALLET, "event", facts={"name": "clock_accepted", "by": by, "ahead_ms": -view.behind_ms})
@@ -142,6 +144,9 @@ def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int]) -> None:
         last_ms = min(node.last_ms, view.clock_ms)
         if (since_ms, last_ms) != (node.since_ms, node.last_ms):
             view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms, past=past))
+    for hold in map(view.hold, captured):
+        if hold is not None and hold.closed_ms > view.clock_ms:
+            view.put_hold(replace(hold, closed_ms=view.clock_ms))
 
 
 def known_budget(view: LedgerView, node_id: str) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -134,9 +135,12 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     if request.limit is not None and is_owners_limit(set_by_owner, request.limit, node.limit):
         request = replace(request, limit=None)  # the owner has changed this limit since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
+        field, what = ("limit", "budget") if node.kind is NodeKind.BUDGET else ("budget", "session")
+        name = node.name if node.kind is NodeKind.BUDGET else node.id
+        command = shlex.join(["x402guard", "budget", "set", node.id, format_dollars(request.limit)])
         raise ConfigError(
-            f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}; a limit can be lowered and never "
-            f"raised, but ${format_dollars(request.limit)} was requested"
+            f"{field}: {what} {name!r} was opened with ${format_dollars(node.limit)}; code can lower a limit and never raise "
+            f"it, but ${format_dollars(request.limit)} was requested; the owner raises it: {command}"
         )
     if request.limit is not None and request.limit != node.limit:
         node = _lower(view, node, request.limit)

@@ -178,11 +178,14 @@ def _closed_ms(view: LedgerView, hold: Hold, event: Event) -> int:
 
     Windows follow the clock and not the ledger's last time, which another machine's clock may have put into the next
     window; and a window that has begun counts what closes in it. A lapse closes at the deadline, also if it is written
-    days later.
+    days later; but while a window has begun in the future, by a clock that was ahead, each deadline is before it, and it
+    would count none.
     """
     begun_ms = max((node.since_ms for node in view.path(hold.node_id) if node.window is not None), default=0)
     now_ms = max(view.clock_ms, begun_ms)
-    return min(now_ms, max(hold.created_ms, hold.deadline_unix * 1000)) if isinstance(event, Lapse) else now_ms
+    if not isinstance(event, Lapse) or begun_ms > view.clock_ms:
+        return now_ms
+    return min(now_ms, max(hold.created_ms, hold.deadline_unix * 1000))
 
 
 _LOGGED: Final = {HoldKind.PAYMENT: "payment", HoldKind.LLM: "llm_call", HoldKind.TOOL: "tool_use"}

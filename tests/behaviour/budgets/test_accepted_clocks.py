@@ -7,14 +7,17 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.support.ledger import Books, Clock, usd
+from tests.support.ledger import Books, Clock, a_hold, an_intent, usd
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import Breaker, PaymentRefused, Policy, SessionClosed, Velocity
 from x402guard.delegation.messages import TaskRequest
 from x402guard.guard.clock import accept_clock
+from x402guard.ledger.authorize import authorize
+from x402guard.ledger.evidence import Unused, weigh, weigh_marks
 from x402guard.ledger.model import WALLET, Evidence, Hold, NodeKind, Window
 from x402guard.ledger.sessions import NodeRequest, open_node
-from x402guard.ledger.transitions import Capture, Void
+from x402guard.ledger.transitions import Capture, Lapse, Void
+from x402guard.ledger.verify import verify_windows
 from x402guard.ledger.windows import window_start_ms
 from x402guard.stores import open_store
 
@@ -65,6 +68,69 @@ def test_what_was_held_over_midnight_counts_once(ledger_url, end, ahead_days):
     assert not team.spends("more", "$1.00")
     team.clock.tick(DAY_S)
     assert team.spends("tomorrow", "$5.00")
+    team.books.close()
+
+
+@pytest.mark.parametrize("ahead_s", [13 * 3_600, 60 * 3_600])
+@pytest.mark.parametrize("days_later", [0, 1, 2])
+def test_a_payment_that_was_captured_ahead_and_is_given_back_later_frees_no_later_room(ledger_url, ahead_s, days_later):
+    team = Team(ledger_url)
+    team.clock.tick(-12 * 3_600)
+    team.clock.tick(ahead_s)
+    held = []
+    for number in range(10):
+        intent = an_intent(number + 1, 1_000_000, team.clock() // 1000 + 60)
+        row = a_hold(f"h{number}", "$1.00", "s", now_ms=team.clock(), chain_evidence=True, intent=intent)
+        authorized = team.books.change(
+            lambda view, row=row: authorize(view, row, {"kind": "payment", "deadline": row.deadline_unix}),
+            nodes=("s",),
+            holds=(row.id,),
+        )
+        assert isinstance(authorized, Hold)
+        team.books.step(row.id, Capture(usd("$1.00"), Evidence.CLAIMED))
+        held.append(row)
+    team.clock.tick(-ahead_s)
+    accept_clock(team.books.store, "owner")
+    team.clock.tick(days_later * DAY_S + 60)
+    for row in held:
+        finding = Unused(team.clock() // 1000 + ahead_s + 3_600)
+        team.books.change(
+            lambda view, row=row, finding=finding: weigh(view, row.id, finding),
+            nodes=("s",),
+            holds=(row.id,),
+            marks=weigh_marks(row, finding),
+        )
+    assert team.opened().counted >= 0
+    assert sum(team.spends(f"today {number}", "$1.00") for number in range(30)) == 10
+    assert verify_windows(team.books.store) == []
+    team.books.close()
+
+
+@pytest.mark.parametrize("window", ["day", "week", "month"])
+def test_what_lapses_after_a_clock_that_was_ahead_counts(ledger_url, window):
+    """A window that a wrong clock has begun is open until it is due, and what ends meanwhile counts in it."""
+    team = Team(ledger_url)
+    named = Window(window, "UTC")
+    team.clock.now_ms = window_start_ms(named, team.clock.now_ms + 40 * DAY_S * 1000) - 3_600_000
+    ask = NodeRequest("budget:other", WALLET, NodeKind.BUDGET, "other", usd("$1"), "", window=named)
+    team.books.change(lambda view: open_node(view, ask), nodes=("budget:other", WALLET))
+    team.books.open("t", "$100", parent="budget:other")
+    assert isinstance(team.books.hold("before", "$0.10", node="t", deadline_s=60), Hold)
+    team.clock.tick(3 * 3_600)
+    team.books.step("before", Lapse())  # by a clock that is two hours past the end of the window
+    team.clock.tick(-3 * 3_600 + 120)
+    lapsed = 0
+    for number in range(20):
+        if isinstance(team.books.hold(f"then {number}", "$0.25", node="t", deadline_s=60), Hold):
+            team.clock.tick(61)
+            team.books.step(f"then {number}", Lapse())
+            lapsed += 1
+    assert lapsed <= 4
+    team.clock.tick(2 * 3_600)
+    again = sum(isinstance(team.books.hold(f"after {n}", "$0.25", node="t"), Hold) for n in range(9))
+    assert (
+        lapsed + again <= 5
+    )  # what lapsed in the hour before counts in the window that the clock had begun, at most once
     team.books.close()
 
 

@@ -145,8 +145,15 @@ def test_after_a_restart_it_stands_where_it_stood(tmp_path):
 def test_it_is_lowered_and_never_raised_and_keeps_its_window(opened):
     guard = opened()
     guard.budget("c", "$2.00", per="day")
-    with pytest.raises(ConfigError, match="can be lowered and never raised"):
+    with pytest.raises(ConfigError, match=r"code can lower a limit and never raise it"):
         guard.budget("c", "$2.01", per="day")
+    with pytest.raises(
+        ConfigError, match=r"limit: budget 'c' .* the owner raises it: x402guard budget set budget:c 2\.01$"
+    ):
+        guard.budget("c", "$2.01", per="day")
+    for limit in (None, "$2.00"):
+        with pytest.raises(ConfigError, match="tz: 'Europe/Berlin' goes with per"):
+            guard.budget("c", limit, tz="Europe/Berlin")
     for more in ({}, {"per": "week"}, {"per": "day", "tz": "Europe/Berlin"}):
         with pytest.raises(ConfigError, match="per: budget 'c' has the window day in UTC"):
             guard.budget("c", "$2.00", **more)

@@ -74,12 +74,34 @@ def test_code_that_took_over_the_owners_limit_is_not_locked_out_by_the_next(url,
             assert owner.budget(name).budget == Decimal(limit[1:])
 
 
+@pytest.mark.parametrize("of", ["session", "budget"])
+@pytest.mark.parametrize("deployed", [("$8",), ("$8", "$6"), ("$8", "$6", "$4")])
+def test_what_the_owner_raises_stays_also_after_its_code_has_asked_for_less(url, of, deployed):
+    """The code asks for $5, the owner says $20, new code asks for less, and the owner raises it again."""
+
+    def opening(limit):
+        with make_guard(url) as guard:
+            return (guard.budget("c", limit) if of == "budget" else guard.session("c", id="c", budget=limit)).limit
+
+    def owner_says(limit):
+        with Owner(url) as owner:
+            owner.set_budget("c", limit)
+
+    opening("$5")
+    owner_says("$20")
+    assert opening("$5") == 20
+    for asked in deployed:
+        assert opening(asked) == Decimal(asked[1:])
+        owner_says("$30")
+        assert opening(asked) == opening(asked) == 30
+
+
 def test_a_limit_that_only_its_code_has_set_is_never_raised(url):
     job(url, budget="$5")
-    with pytest.raises(ConfigError, match="never raised"):
+    with pytest.raises(ConfigError, match="never raise it"):
         job(url, budget="$6")
     job(url, budget="$4")
-    with pytest.raises(ConfigError, match="never raised"):
+    with pytest.raises(ConfigError, match="never raise it"):
         job(url, budget="$5")
 
 
