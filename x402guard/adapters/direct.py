@@ -31,7 +31,7 @@ from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
-from x402guard.policy.steps import DIRECT
+from x402guard.policy.steps import DIRECT, LOCAL
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import (
@@ -42,9 +42,6 @@ from x402guard.x402.wire import (
     decode_base64_json,
     encode_header,
 )
-
-LOCAL: Final = "mcp"
-"""The scheme of a place inside this machine: a process that the caller started, over its standard input and output."""
 
 _SCHEMES: Final = frozenset({"https", "http", LOCAL})
 _REQUIRED: Final = "required"

@@ -37,6 +37,7 @@ from x402guard.guard.opening import (
     parse_limit,
     undoing_ids,
 )
+from x402guard.ledger.authorize import OUTLIVES_CHILD
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.queries import Prediction, prediction_of
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
@@ -203,8 +204,8 @@ class Session(Charges, Endings):
             return self
         if inner._descends_from(self):
             return inner
-        if inner.has_ended:  # a worker that was begun in the block of a job before this one
-            return self
+        if (around := inner.nearest_open()).has_ended or self._descends_from(around):
+            return self  # a worker that was begun in the block of a job before this one
         raise ConfigError(
             f"this pays from session {self._name!r} ({self.id}), but the block in context belongs to {inner._name!r} "
             f"({inner.id}), which is not inside it; leave that block first, or pay from that session"
@@ -361,6 +362,7 @@ class Session(Charges, Endings):
     def _check_open(self) -> None:
         if self._ended:
             advice = f"Nothing was paid. Open it again with guard.session(…, id={self.id!r})."
+            advice = advice if self._parent is None else OUTLIVES_CHILD
             raise SessionClosed(
                 f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
             )
@@ -394,12 +396,12 @@ class Session(Charges, Endings):
         """Return *function* so that it runs inside this session, even in a plain thread, which inherits no context.
 
         ``asyncio.to_thread`` and tasks inherit the context; ``ThreadPoolExecutor`` and ``run_in_executor`` do not. Inside
-        a scope or a child of this session, the function runs inside that one.
+        an open scope or child of this session, the function runs inside that one.
         """
         if not callable(function):
             raise ConfigError(f"bind: a {type(function).__name__} is no function")
         inner = current_session()
-        inside = inner if inner is not None and inner._descends_from(self) else self
+        inside = inner if inner is not None and not inner.has_ended and inner._descends_from(self) else self
         carried = carry_around(function)
 
         @wraps(function)

@@ -84,6 +84,12 @@ def lapse_due(view: LedgerView) -> None:
         apply(view, hold.id, Lapse())
 
 
+OUTLIVES_CHILD: Final = (
+    "Nothing was paid. Begin what goes on after a child or scope outside of its block, or wrap its function with "
+    "session.bind(…) of the session around it."
+)
+
+
 def check_open(view: LedgerView, node_id: str, *, resumes: bool = False, ended: bool = False) -> Refusal | None:
     """Return why nothing may be authorized in a node, or None if the node and all its ancestors are open.
 
@@ -99,7 +105,8 @@ def check_open(view: LedgerView, node_id: str, *, resumes: bool = False, ended: 
                 error=SessionTripped,
             )
         if node.state is NodeState.CLOSED and not ended and not (resumes and node.id == node_id):
-            return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
+            advice = OUTLIVES_CHILD if "/" in node.id else ""
+            return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed, advice=advice)
         if node.until_ms is not None and view.now_ms >= node.until_ms:
             until = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             had = "has had the end of its task" if node.until_ms == OVER else f"had until {until}, the end of its task"

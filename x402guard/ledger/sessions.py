@@ -139,8 +139,8 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
         name = node.name if node.kind is NodeKind.BUDGET else node.id
         command = shlex.join(["x402guard", "budget", "set", node.id, format_dollars(request.limit)])
         raise ConfigError(
-            f"{field}: {what} {name!r} was opened with ${format_dollars(node.limit)}; code can lower a limit and never raise "
-            f"it, but ${format_dollars(request.limit)} was requested; the owner raises it: {command}"
+            f"{field}: {what} {name!r} was opened with ${format_dollars(node.limit)}; its limit can be lowered "
+            f"and never raised by code, but ${format_dollars(request.limit)} was requested; the owner raises it: {command}"
         )
     if request.limit is not None and request.limit != node.limit:
         node = _lower(view, node, request.limit)

@@ -30,7 +30,11 @@ _STREAK_MS: Final = 3_600_000
 _AT_ONCE_MS: Final = 2_000
 """So long after a refusal, others of the same call are of the same moment: an agent that samples makes many at once."""
 
-_NO_STREAK: Final = {"failures": 0, "before": 0, "at": 0, "late": None}
+_NO_STREAK: Final = {"failures": 0, "before": 0, "at": 0, "late": None, "every": 0}
+_NO_REFUSALS: Final = {"count": 0, "at": 0, "together": 0, "bursts": 0}
+
+_MOST_TOGETHER: Final = 3
+"""So many times the failures in a row trip the run also if they are few moments: of payments under way all fail at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +120,21 @@ class Loop(StepGuard):
         """Return the refusal of a step that is a *loop*. Trips the run at the ``latch_after``-th in a row of the same call.
 
         *is_done*: the step has been made, so each one counts; of calls that are not made, those at once count as one.
+        As many at once as would trip the run count also if one has passed since, within two windows.
         """
         row = view.mark(_row(step))
-        before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
+        row = {**_NO_REFUSALS, **row} if row is not None and row["at"] > _reset_ms(view, step) else _NO_REFUSALS
+        before, since_ms = int(row["count"]), view.clock_ms - row["at"]
         moment_ms = min(_AT_ONCE_MS, self.window_s * 1000 // (self.latch_after + 1))  # all fit in the window
-        if row is not None and before and not is_done and 0 <= view.clock_ms - row["at"] < moment_ms:
-            before -= 1  # they do not know of each other's refusal
+        if before and not is_done and 0 <= since_ms < moment_ms:
+            together = row["together"] + 1  # they do not know of each other's refusal
+            bursts = row["bursts"] + (together == self.latch_after)
+            row = {**row, "together": together, "bursts": bursts}
         else:
-            view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})
+            bursts = row["bursts"] if 0 <= since_ms <= 2 * self.window_s * 1000 else 0
+            row = {"count": before + 1, "at": view.clock_ms, "together": 1, "bursts": bursts}
+        view.put_mark(_row(step), row)
+        before = max(int(row["count"]), bursts) - 1
         if self.latch_after and before + 1 >= self.latch_after:
             trip(view, step.run_id, LOOP, loop)
             reason = f"{loop}; the session is tripped until its owner resets it"
@@ -175,8 +186,9 @@ class Loop(StepGuard):
         calls = self.calls_of(step)
         if not step.key or calls is None:
             return
-        if view.mark(_row(step)) is not None:
-            view.put_mark(_row(step), {"count": 0, "at": view.clock_ms})
+        refused = view.mark(_row(step))
+        if refused is not None:
+            view.put_mark(_row(step), {**refused, "count": 0})
         view.put_mark(_ring(step), {"at": [*_stamps(view, step), view.clock_ms][-calls:]})
         keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
         after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
@@ -206,7 +218,9 @@ class Loop(StepGuard):
         if end.outcome == "ok":
             if row is not None:
                 late = None if row.get("late") == end.hold_id else row.get("late")  # it is presented again
-                view.put_mark(key, {"failures": 0, "before": row["failures"], "at": view.clock_ms, "late": late})
+                view.put_mark(
+                    key, {"failures": 0, "before": row["failures"], "at": view.clock_ms, "late": late, "every": 0}
+                )
         elif self.failures and not end.again:
             self._note_failure(view, step, {**_NO_STREAK, **(row or {})}, end)
 
@@ -214,14 +228,20 @@ class Loop(StepGuard):
         if end.late and row["late"] == end.hold_id:
             return  # it may be written twice
         over = row["at"] <= max(_reset_ms(view, step), view.clock_ms - _STREAK_MS)
-        if not over and row["failures"] and 0 < end.begun_ms < row["at"]:
-            return  # it was under way already when the last one failed: one fault of the payee fails all that are
         before = 0 if over else max(row["failures"], row["before"]) if end.late else row["failures"]
-        failures, late = before + 1, end.hold_id if end.late else row["late"]
-        row = {"failures": failures, "before": 0, "at": view.clock_ms, "late": late}
-        view.put_mark(streak_mark(step.run_id, step.payee), row)
-        if failures >= self.failures:
-            reason = f"{failures} payments in a row to {step.payee} were not answered with what was paid for"
+        every = 1 if over else row["every"] + 1
+        if not over and row["failures"] and 0 < end.begun_ms < row["at"]:
+            # It was under way already when the last one failed: one fault of the payee fails all that are.
+            view.put_mark(streak_mark(step.run_id, step.payee), {**row, "every": every})
+            failures = before
+        else:
+            failures, late = before + 1, end.hold_id if end.late else row["late"]
+            row = {"failures": failures, "before": 0, "at": view.clock_ms, "late": late, "every": every}
+            view.put_mark(streak_mark(step.run_id, step.payee), row)
+        if failures >= self.failures or every >= _MOST_TOGETHER * self.failures:
+            reason = (
+                f"{max(failures, every)} payments in a row to {step.payee} were not answered with what was paid for"
+            )
             trip(view, step.run_id, LOOP, reason)
 
     def _cycle_of(self, view: LedgerView, step: Step, reset_ms: int) -> tuple[list[str], Mapping[str, int]]:

@@ -31,6 +31,9 @@ from x402guard.strict_json import NotReadable, read_object
 DIRECT: Final = "PAY"
 """The method of a payment whose offer did not come by HTTP."""
 
+LOCAL: Final = "mcp"
+"""The scheme of a place inside this machine: a process that the caller started, over its standard input and output."""
+
 _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
 
@@ -52,6 +55,7 @@ class Step(Struct, frozen=True):
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
         routes: of a request: its route in full, in all readings (``whole_routes``).
+        is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
@@ -64,6 +68,7 @@ class Step(Struct, frozen=True):
     payee: str = ""
     priced: bool = False
     routes: tuple[str, ...] = ()
+    is_local: bool = False
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")
@@ -75,7 +80,17 @@ class Step(Struct, frozen=True):
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
-        return Step(self.kind, self.name, self.key, self.node_id, amount, payee, priced=True, routes=self.routes)
+        return Step(
+            self.kind,
+            self.name,
+            self.key,
+            self.node_id,
+            amount,
+            payee,
+            priced=True,
+            routes=self.routes,
+            is_local=self.is_local,
+        )
 
 
 def run_of(node_id: str) -> str:
@@ -101,9 +116,7 @@ def is_named(pattern: str, step: Step) -> bool:
 
 def is_tool_paid(pattern: str, step: Step) -> bool:
     """Return whether a step is the payment for a use of a tool that *pattern* names: it repeats as the tool does."""
-    by, _, tool = step.name.partition(" ")
-    is_local = step.kind is HoldKind.PAYMENT and by == DIRECT and "." not in tool.partition("/")[0]
-    return is_local and not is_route(pattern) and matches_name(pattern, tool, within=False)
+    return step.is_local and not is_route(pattern) and matches_name(pattern, step.name.partition(" ")[2], within=False)
 
 
 @lru_cache(maxsize=1024)
@@ -118,10 +131,13 @@ def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool
 def step_of(hold: Hold) -> Step:
     """Return the step that a hold was written for."""
     purpose = hold.purpose
-    where = (purpose.method, purpose.host, urlsplit(purpose.url).path)
+    url = urlsplit(purpose.url)
+    where = (purpose.method, purpose.host, url.path)
     name, routes = (short_route(*where), whole_routes(*where)) if purpose.method else (purpose.tool, ())
-    payee = hold.intent.payee if hold.intent is not None else ""
-    return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True, routes=routes)
+    payee, is_local = "" if hold.intent is None else hold.intent.payee, url.scheme == LOCAL
+    return Step(
+        hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True, routes=routes, is_local=is_local
+    )
 
 
 def request_key(

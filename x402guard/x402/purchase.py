@@ -40,7 +40,7 @@ from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, settled, spent_so_far, verdict_facts
 from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
-from x402guard.policy.steps import Step, request_key, run_of, step_of
+from x402guard.policy.steps import LOCAL, Step, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW
 from x402guard.x402.delivery import bought_mark, doubted_mark
 from x402guard.x402.offer import Offer
@@ -111,7 +111,8 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         key = request_key(
             HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored, similar=loop.similar
         )
-    return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id, routes=routes_of(request))
+    is_local = request.url.startswith(f"{LOCAL}://")
+    return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id, routes=routes_of(request), is_local=is_local)
 
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:

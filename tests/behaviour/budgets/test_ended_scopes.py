@@ -5,12 +5,13 @@ import contextvars
 import gc
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import SessionClosed, current_session
+from x402guard import ConfigError, SessionClosed, current_session
 from x402guard.policy import Policy
 
 QUIET = Policy(loop=None, breaker=None)
@@ -133,3 +134,63 @@ def test_threads_that_begin_after_the_thread_of_the_scope_has_ended_are_not_take
         thread.start()
         thread.join()
     assert outcomes == {"closed": 20}
+
+
+def test_another_session_is_not_paid_from_through_an_ended_child_of_the_one_in_context():
+    """It would pass from inside the block of a run whose block refuses it."""
+    with make_guard(policy=QUIET) as guard:
+        other = guard.session("other", budget="$5.00")
+        with guard.session("s", budget="$5.00") as run:
+            with run.child("c", budget="$0.50"):
+                inherited = contextvars.copy_context()
+            with pytest.raises(ConfigError, match="belongs to"):
+                inherited.run(other.charge, "serp", "$0.10")
+        inherited.run(other.charge, "serp", "$0.10")  # that run is over: this is the job after it
+        assert other.spent == Decimal("0.10")
+
+
+def in_another_thread(call, *args):
+    """Call it there; return its result or its error."""
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(call, *args)
+        return future.exception() or future.result()
+
+
+@pytest.mark.parametrize("way", ["thread", "task", "generator"])
+def test_what_is_bound_to_the_run_after_its_child_has_ended_is_inside_the_run(session, way):
+    outcomes = Counter()
+    bound = []
+    if way == "generator":
+
+        async def reads():
+            async with session.child("reader", budget="$0.05"):
+                yield 1
+
+        async def main():
+            async for _ in reads():
+                task = asyncio.create_task(asyncio.sleep(0.01, result=None))
+                bound.append(contextvars.copy_context())
+            await task
+
+        asyncio.run(main())
+        inherited = bound.pop()
+    else:
+        with session.child("reader", budget="$0.05"):
+            inherited = contextvars.copy_context()
+    in_another_thread(inherited.run, pay, outcomes)
+    assert outcomes == {"closed": 1}
+
+    def go_on():
+        function = session.bind(pay)
+        if way == "thread":
+            thread = threading.Thread(target=function, args=(outcomes,))
+            thread.start()
+            thread.join()
+        else:
+            function(outcomes)
+
+    in_another_thread(inherited.run, go_on)
+    assert outcomes == {"closed": 1, "paid": 1}
+    told = in_another_thread(inherited.run, session.charge, "serp", "$0.01")
+    assert isinstance(told, SessionClosed)
+    assert "session.bind" in told.advice

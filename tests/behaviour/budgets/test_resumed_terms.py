@@ -98,10 +98,10 @@ def test_what_the_owner_raises_stays_also_after_its_code_has_asked_for_less(url,
 
 def test_a_limit_that_only_its_code_has_set_is_never_raised(url):
     job(url, budget="$5")
-    with pytest.raises(ConfigError, match="never raise it"):
+    with pytest.raises(ConfigError, match="never raised"):
         job(url, budget="$6")
     job(url, budget="$4")
-    with pytest.raises(ConfigError, match="never raise it"):
+    with pytest.raises(ConfigError, match="never raised"):
         job(url, budget="$5")
 
 

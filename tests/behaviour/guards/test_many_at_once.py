@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
-from tests.support.merchant import URL, async_client, b64, client, make_guard, offer_response, receipt, required
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, offer_response, receipt, required
 from x402guard import Loop, LoopDetected, Policy, SessionTripped
 from x402guard.stores import open_store
 
@@ -127,3 +127,110 @@ def test_one_fault_of_a_seller_that_fails_all_that_is_under_way_trips_no_run(led
     ):
         asyncio.run(main(session))
         assert session.report().to_dict()["state"] == "open"
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(1, 5), (2, 10), (8, 24), (16, 32), (50, 66)])
+def test_a_seller_that_delivers_nothing_stops_a_run_that_buys_much_at_once(at_once, most):
+    """One fault fails all that is under way, and the next fault all again: three times the number in a row is the end."""
+
+    async def main(session):
+        served = []
+
+        async def seller(request):
+            if "payment-signature" not in request.headers:
+                return offer_response(required(url=str(request.url)))
+            served.append(request.url)
+            await asyncio.sleep(0.02)
+            return httpx.Response(503)
+
+        async def worker(http, n):
+            with suppress(SessionTripped):
+                for turn in range(100):
+                    await http.get(f"{URL}/{n}/{turn}")
+
+        async with async_client(session, seller) as http:
+            await asyncio.gather(*(worker(http, n) for n in range(at_once)))
+        return len(served)
+
+    policy = Policy(breaker=None, bulkhead=None, loop=Loop())
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$50.00") as session:
+        assert asyncio.run(main(session)) <= most
+        assert session.report().to_dict()["terminated_by"] == "loop_detected"
+
+
+def charges(session, clock, calls, gap_s):
+    """So many equal charges; what each said."""
+    told = []
+    for _ in range(calls):
+        try:
+            session.charge("serp", "$0.01", arguments={"q": "Roe"})
+            told.append("paid")
+        except (LoopDetected, SessionTripped) as error:
+            told.append(type(error).__name__)
+        clock.tick(gap_s)
+    return told
+
+
+@pytest.mark.parametrize(("calls", "gap_s"), [(14, 0.1), (25, 0.1), (60, 0.05), (100, 0.02)])
+def test_a_loop_in_bursts_that_waits_as_it_is_told_is_tripped_by_the_third(calls, gap_s):
+    clock = Clock()
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard, guard.session("s", budget="$9.00") as session:
+        told = []
+        for _ in range(6):
+            told += charges(session, clock, calls, gap_s)
+            clock.tick(60)
+        assert 10 <= told.count("paid") <= 30
+        assert told[-1] == "SessionTripped"
+
+
+@pytest.mark.parametrize(
+    ("calls", "gap_s", "pause_s"), [(11, 0.1, 60), (12, 0.1, 60), (40, 0.1, 180), (100, 0.01, 180)]
+)
+def test_one_that_polls_or_samples_now_and_then_is_not_tripped(calls, gap_s, pause_s):
+    """A poll that waits after its refusal, and a sample of many at once every few minutes, for an hour."""
+    clock = Clock()
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard, guard.session("s", budget="$9.00") as session:
+        for _ in range(3_600 // pause_s):
+            told = charges(session, clock, calls, gap_s)
+            assert told.count("paid") >= 9
+            clock.tick(pause_s)
+        assert session.report().to_dict()["state"] == "open"
+
+
+SAID = [
+    "https://weather/forecast",
+    "https://evil:8443/forecast",
+    "https://[2001:db8::1]/forecast",
+    "https://evil.example/forecast",
+]
+
+
+@pytest.mark.parametrize("place", SAID)
+def test_a_host_without_a_dot_is_no_tool_of_this_machine(place):
+    with (
+        make_guard(policy=Policy(loop=Loop(own={"forecast": None}))) as guard,
+        guard.session("s", budget="$5") as session,
+    ):
+        with pytest.raises(LoopDetected):
+            for n in range(40):
+                session.pay(required(url=place)).settled(receipt(transaction=f"0x{n:064x}"))
+
+
+def test_the_method_of_a_direct_payment_makes_no_request_one_of_this_machine():
+    with (
+        make_guard(policy=Policy(loop=Loop(own={"forecast": None}))) as guard,
+        guard.session("s", budget="$5") as session,
+    ):
+        http = client(session, Shop())
+        with pytest.raises(LoopDetected):
+            for _ in range(40):
+                http.request("PAY", "https://evil/forecast")
+
+
+def test_a_payment_for_a_tool_of_this_machine_repeats_as_the_tool_does():
+    with (
+        make_guard(policy=Policy(loop=Loop(own={"forecast": None}))) as guard,
+        guard.session("s", budget="$5") as session,
+    ):
+        for n in range(40):
+            session.pay(required(), place="mcp://weather/forecast").settled(receipt(transaction=f"0x{n:064x}"))

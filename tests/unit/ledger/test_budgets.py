@@ -94,7 +94,7 @@ def test_a_session_is_resumed_with_what_it_has_left_and_only_lowered():
     books.hold("h", "$0.30")
     assert books.open("s", None).limit == usd("$1.00")
     assert books.open("s", "$0.50").limit == usd("$0.50")
-    with pytest.raises(ConfigError, match="never raise it"):
+    with pytest.raises(ConfigError, match="never raised"):
         books.open("s", "$0.60")
     assert books.hold("h2", "$0.21").rule == "budget"
     assert not isinstance(books.hold("h3", "$0.20"), Refusal)
