@@ -252,7 +252,7 @@ _UNREAD_S: Final = 3.0
 """After so long, a payment that was not read keeps nothing waiting: its slot goes to who waits, and the task that has signed
 it may ask again. Until then another task may be about to read it."""
 
-_TAKEN_OVER: Final = f"payment: not read for {_UNREAD_S:g} seconds, and another call presents it now; pay again"
+_TAKEN_OVER: Final = f"payment: not read for {_UNREAD_S:g} seconds, and another call has asked for it since; pay again"
 
 
 class Payment:

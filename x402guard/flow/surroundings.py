@@ -115,20 +115,25 @@ def follow_job(pause_s: float) -> Callable[[], bool]:
     """Return what says later whether the task or thread that runs has ended, or asks again, as ``follow_task`` does.
 
     A thread may be one of a pool, and do another job then, while what this job has begun is under way elsewhere. So the
-    thread asks again only in the same context, and *pause_s* seconds later: a pool may run all its jobs in one.
+    thread asks again in the same context only *pause_s* seconds later (a pool may run all its jobs in one), and in another
+    one ``_NEXT_JOB_S`` seconds later (a framework may run each call in one of its own).
     """
     is_over, thread = here().follow_task(), threading.current_thread()
     if in_event_loop() or thread is threading.main_thread():
         return is_over
-    job, until_s = _JOB.get(None) or object(), time.monotonic() + pause_s
+    job, begun_s = _JOB.get(None) or object(), time.monotonic()
     _JOB.set(job)
 
     def is_lost() -> bool:
         if threading.current_thread() is not thread:
             return is_over()
-        return _JOB.get(None) is job and time.monotonic() >= until_s
+        return time.monotonic() - begun_s >= (pause_s if _JOB.get(None) is job else _NEXT_JOB_S)
 
     return is_lost
+
+
+_NEXT_JOB_S: Final = 20.0
+"""Few answers to a payment take so long, and most offers still stand."""
 
 
 def current_task() -> object:

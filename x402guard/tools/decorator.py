@@ -326,9 +326,22 @@ async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[]
 
 def _failed(error: BaseException) -> _Outcome:
     # What the guard refuses inside a tool, such as a seller above the cap, is no fault of the tool.
-    is_its_own = isinstance(error, Exception) and not isinstance(error, PaymentRefused)
-    outcome: Outcome = "failed" if is_its_own else "unknown"
+    outcome: Outcome = "failed" if isinstance(error, Exception) and not _is_refusal(error) else "unknown"
     return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", outcome=outcome), error=error)
+
+
+_LONGEST_CHAIN: Final = 32
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Return whether an error is a refusal of the guard, was raised while one was handled, or is a group of such errors."""
+    for _ in range(_LONGEST_CHAIN):
+        if error is None or isinstance(error, PaymentRefused):
+            return error is not None
+        if isinstance(error, BaseExceptionGroup) and all(map(_is_refusal, error.exceptions)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _shown(options: ToolOptions, use: _Use, result: Any) -> _Outcome:

@@ -1,5 +1,6 @@
 """Breakers on the wire, on LLM calls and on tools; after a restart, in two processes, and with twenty who want to try at once."""
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tests.support.merchant import (
     URL,
     Shop,
     accept,
+    async_client,
     b64,
     client,
     make_guard,
@@ -396,16 +398,82 @@ def test_a_charge_ends_its_own_try(opened, clock):
     uses(opened, fickle)()
 
 
-def test_what_the_guard_refuses_inside_a_tool_is_no_failure_of_the_tool():
+class SearchError(Exception):
+    """An error of a tool's own."""
+
+
+async def as_it_is(call):
+    return await call()
+
+
+async def as_its_cause(call):
+    try:
+        return await call()
+    except PolicyDenied as error:
+        raise SearchError from error
+
+
+async def while_it_is_handled(call):
+    try:
+        return await call()
+    except PolicyDenied:
+        raise SearchError from None
+
+
+async def in_a_group(call):
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(call())
+    return task.result()
+
+
+async def in_a_group_in_a_cause(call):
+    try:
+        return await in_a_group(call)
+    except ExceptionGroup as error:
+        raise SearchError from error
+
+
+@pytest.mark.parametrize("raised", [as_it_is, as_its_cause, while_it_is_handled, in_a_group, in_a_group_in_a_cause])
+def test_what_the_guard_refuses_inside_a_tool_is_no_failure_of_the_tool(raised):
     """Three sellers are above the cap; the fourth is not, and is asked."""
-    with make_guard() as guard, guard.session("s", budget="$50.00") as session:
 
-        def priced(request):
-            return required(accept(amount=5_000_000 if "dear" in request.url.host else 10_000), url=str(request.url))
+    def priced(request):
+        return required(accept(amount=5_000_000 if "dear" in request.url.host else 10_000), url=str(request.url))
 
-        http = client(session, Shop(priced))
-        read = session.tool(cost="$0", name="read_page")(lambda url: http.get(url).status_code)
+    async def main(session):
+        http = async_client(session, Shop(priced))
+
+        @session.tool(cost="$0", name="read_page")
+        async def read(url):
+            return (await raised(lambda: http.get(url))).status_code
+
         for name in "abc":
-            with pytest.raises(PolicyDenied):
-                read(f"https://dear-{name}.example/x")
-        assert read("https://cheap.example/x") == 200
+            with pytest.raises((PolicyDenied, SearchError, ExceptionGroup)):
+                await read(f"https://dear-{name}.example/x")
+        assert await read("https://cheap.example/x") == 200
+
+    with make_guard(policy=Policy(breaker=Breaker())) as guard, guard.session("s", budget="$50.00") as session:
+        asyncio.run(main(session))
+
+
+def test_a_tool_that_fails_by_itself_beside_a_refusal_has_failed():
+    async def fails():
+        raise SearchError
+
+    with make_guard(policy=Policy(breaker=Breaker())) as guard, guard.session("s", budget="$50.00") as session:
+        http = async_client(session, Shop(required(accept(amount=5_000_000))))
+
+        @session.tool(cost="$0", name="read_page")
+        async def read():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(http.get(URL))
+                tasks.create_task(fails())
+
+        async def main():
+            for _ in range(3):
+                with pytest.raises(ExceptionGroup):
+                    await read()
+            with pytest.raises(CircuitOpen):
+                await read()
+
+        asyncio.run(main())

@@ -2,12 +2,14 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 
 from tests.support.merchant import URL, make_guard, receipt, recover_payment, required
 from x402guard import AlreadyPaid, Bulkhead, ConfigError, Policy
 from x402guard.adapters import direct
+from x402guard.flow import surroundings
 
 OPEN = Policy(breaker=None, loop=None)
 
@@ -93,6 +95,52 @@ def test_a_job_of_a_pool_that_has_lost_its_payment_asks_again_for_the_same_one(m
         assert guard.shell.store.hold(hold_id).delivery == "done"
 
 
+@pytest.mark.parametrize("how", ["a context for each call", "bare jobs"])
+def test_a_thread_whose_framework_gives_each_call_a_context_asks_again_too(monkeypatch, how):
+    """The error of the first call is kept, and so its payment: a retry waits for that, and not for its whole flight."""
+    monkeypatch.setattr(direct, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(surroundings, "_NEXT_JOB_S", 0.5)
+    kept = []
+
+    def call(function, *args):
+        return copy_context().run(function, *args) if how == "a context for each call" else function(*args)
+
+    def loses(session):
+        kept.append(session.pay(required()))
+        return recover_payment(kept[0].header[1])[1]
+
+    def asks_again(session):
+        payment = session.pay(required())
+        nonce = recover_payment(payment.header[1])[1]
+        return session.shell.store.hold(payment.settled(receipt()).hold_id).delivery, nonce
+
+    with make_guard(policy=OPEN) as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as pool:
+        nonce = pool.submit(call, loses, session).result(timeout=20)
+        assert pool.submit(call, asks_again, session).result(timeout=5) == ("done", nonce)
+
+
+@pytest.mark.parametrize("how", ["a context for each call", "bare jobs"])
+def test_slots_of_lost_payments_go_to_the_calls_after_them_in_any_context(monkeypatch, how):
+    monkeypatch.setattr(direct, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(surroundings, "_NEXT_JOB_S", 0.5)
+    kept = []
+
+    def loses(session, number):
+        kept.append(session.pay(required(url=f"{URL}/{number}")))
+        assert kept[-1].header
+
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=2))
+    with (
+        make_guard(policy=policy) as guard,
+        guard.session("s", budget="$1.00") as session,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for number in range(5):
+            job = (copy_context().run, loses) if how == "a context for each call" else (loses,)
+            pool.submit(*job, session, number).result(timeout=10)
+    assert len({payment.hold_id for payment in kept}) == 5
+
+
 def test_who_asks_for_one_purchase_gives_up_no_other():
     """A task has read the payment for A, sends it in a task of its own, and asks for B, which another task is buying."""
     a, b = required(url=f"{URL}/a"), required(url=f"{URL}/b")
@@ -136,7 +184,7 @@ def test_a_payment_that_another_call_has_taken_over_is_not_read(monkeypatch):
         taken = await asyncio.create_task(session.apay(required()))
         assert taken.hold_id == late.hold_id
         for read in (lambda: late.header, lambda: late.payload):
-            with pytest.raises(ConfigError, match="another call presents it now"):
+            with pytest.raises(ConfigError, match="another call has asked for it since"):
                 read()
         assert taken.header
         await taken.asettled(receipt())
