@@ -19,10 +19,11 @@ _LONGEST: Final = 500
 _PORT: Final = re.compile(r":[0-9]+$")
 _STAR: Final = "\0"  # occurs in no path
 _HOST: Final = re.compile(
-    r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|\[[0-9a-f:.]+\](?::[0-9]+)?|(?:(?:[\w*-]+\.)+[a-z]{2,}|localhost):[0-9]+",
+    r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|[0-9]+(?:\.[0-9]+){1,2}\.\*|\[[0-9a-f:.]+\](?::[0-9]+)?"
+    r"|(?:(?:[\w*-]+\.)+[a-z]{2,}|localhost)(?::[0-9]+|\.)",
     re.IGNORECASE,
 )
-"""What no tool and no model is called: an address, or a name with a port."""
+"""What no tool and no model is called: an address, or a name with a port or a dot at its end."""
 
 _MAY_BE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
 
@@ -141,8 +142,10 @@ def _fits_in(pattern: str, text: str) -> bool:
 
 
 def matches_word(pattern: str, word: str) -> bool:
-    """Return whether a word, such as a model's name, matches. Ignores case."""
-    return not is_route(pattern) and bool(_compiled(pattern.lower()).fullmatch(word.lower()))
+    """Return whether a word, such as a model's name, matches. Ignores case. A host's name is no word of a route's path."""
+    if is_route(pattern) or (is_route(word) and may_be_host(pattern)):
+        return False
+    return _compiled(pattern.lower()).fullmatch(word.lower()) is not None
 
 
 def matches_name(pattern: str, tool: str, *, within: bool) -> bool:

@@ -121,7 +121,7 @@ def is_tool_paid(pattern: str, step: Step) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool) -> bool:
-    if any(matches_route(pattern, route) for route in (name, *routes)):
+    if any(matches_route(pattern, route) for route in routes or (name,)):  # a name is cut
         return True
     if is_tool:
         return matches_name(pattern, name, within=False)

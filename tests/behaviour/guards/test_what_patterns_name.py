@@ -19,6 +19,10 @@ NO_PATTERNS = [
     "localhost:8000",
     "[::1]:8402",
     "[::1]",
+    "10.0.0.*",
+    "169.254.*",
+    "bank.example.",
+    "*.bank.example.",
     "G*T! a.example/*",
     "*" * 501,
     "",
@@ -204,3 +208,39 @@ def test_the_payment_for_a_tool_repeats_as_the_tool_may(own):
             for number in range(15, 30):
                 payment = session.pay(required(), place="https://evil.example/forecast")
                 payment.settled(receipt(transaction=f"0x{number:064x}"))
+
+
+@pytest.mark.parametrize("pattern", ["courts.example", "*.example", "*courts.example", "*.courts.example"])
+def test_a_hosts_name_is_no_word_of_the_path_of_another_host(pattern):
+    """Nor of its query: what an honest seller calls its pages is not what the owner has named."""
+    rule = Rule(name="no", action="deny", match=pattern)
+    named = {"courts.example": "courts.example", "*.example": "a.example"}.get(pattern, "a.courts.example")
+    for policy in (Policy(rules=[rule]), Policy(risk=Risk(levels={pattern: "CRITICAL"}))):
+        for place, passes in (
+            ("https://good.test/about/a.courts.example", True),
+            ("https://good.test/courts.example", True),
+            (f"https://{named}/opinion", False),
+        ):
+            with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+                http = client(session, Shop(required(url=place)))
+                if passes:
+                    assert http.get(place).status_code == 200
+                else:
+                    with pytest.raises(PolicyDenied):
+                        http.get(place)
+
+
+def test_a_route_is_compared_in_full_and_not_as_it_is_shown():
+    """It is shown with 200 characters, and what is cut off may be what another route is about."""
+    begun = "https://courts.example/"
+    cut = begun + "a" * (200 - len("GET courts.example/") - len("/free")) + "/free"
+    place = f"{cut}/paid"
+    with (
+        make_guard(policy=Policy(loop=Loop(own={"GET courts.example/*/free": None}), breaker=None)) as guard,
+        guard.session("s", budget="$5.00") as session,
+    ):
+        for _ in range(20):
+            assert client(session, Shop(required(url=cut))).get(cut).status_code == 200
+        with pytest.raises(LoopDetected):
+            for _ in range(20):
+                client(session, Shop(required(url=place))).get(place)
