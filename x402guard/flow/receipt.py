@@ -114,7 +114,8 @@ def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
         return cut
     to = f" to {paid.payee} on {paid.network}" if paid.payee else ""
     state = "was taken" if paid.state == HoldState.CAPTURED else "may still be taken"
-    told = CallTimeout(f"{paid.place}: {cut}; ${paid.amount}{to} {state} for it (hold {paid.hold_id[:16]}…)")
+    where = "/".join(paid.place.split("/")[:3])  # a redirect of the seller may have named the path
+    told = CallTimeout(f"{where}: {cut}; ${paid.amount}{to} {state} for it (hold {paid.hold_id[:16]}…)")
     told.hold_id, told.deadline, told.transaction = paid.hold_id, paid.deadline, paid.transaction
     told.amount, told.payee, told.network, told.place = paid.amount, paid.payee, paid.network, paid.place
     return told

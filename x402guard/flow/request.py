@@ -43,6 +43,7 @@ class RequestFacts(Struct, frozen=True):
         tool: the tool of another server that is bought, as the owner's rules name it; else "".
         read_s: how long the caller's own client waits for a piece of an answer, in seconds; None for no limit.
         by_offer: the URL is one that the offer names, and so the seller's word: no request has been there.
+        begun: the route of the first hop, if a redirect has named this one, whose path is a seller's word; else "".
     """
 
     method: str
@@ -65,6 +66,7 @@ class RequestFacts(Struct, frozen=True):
     tool: str = ""
     read_s: float | None = 0.0
     by_offer: bool = False
+    begun: str = ""
 
     @property
     def is_http(self) -> bool:

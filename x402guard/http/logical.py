@@ -31,6 +31,7 @@ class LogicalRequest:
 
     Attributes:
         origin: the origin of the first hop.
+        first: its method and URL, if they are known.
         paid_by: the hold whose signature was sent, or None.
         receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
         follows: notes how what was paid for has come, if the answer to the payment redirects to it; else None.
@@ -38,8 +39,8 @@ class LogicalRequest:
         is_metered: it is a call that a provider may bill, and counts at its ceiling until the bill is known.
     """
 
-    def __init__(self, origin: str) -> None:
-        self.origin = origin
+    def __init__(self, origin: str, first: tuple[str, httpx.URL] | None = None) -> None:
+        self.origin, self.first = origin, first
         self.paid_by: str | None = None
         self.receipt: Receipt | None = None
         self.follows: AnswerEnding | None = None
@@ -57,7 +58,7 @@ class LogicalRequest:
         """Return the call of *request*, a new one for a first hop."""
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
-            before, logical = logical, cls(_origin_of(request))
+            before, logical = logical, cls(_origin_of(request), (request.method, request.url))
             logical.is_resent = isinstance(before, LogicalRequest) and (before.is_resent or before.paid_by is not None)
             request.extensions = {**request.extensions, LOGICAL: logical}
         if logical._arrives is not None and logical._arrives.was_lost:
@@ -115,7 +116,7 @@ class LogicalRequest:
 
     def beside(self) -> LogicalRequest:
         """Return the call of a request that is none of its hops: it pays nothing once this one has, and delivers nothing."""
-        other = LogicalRequest(self.origin)
+        other = LogicalRequest(self.origin, self.first)
         other.paid_by, other.is_resent = self.paid_by, True
         return other
 
@@ -123,7 +124,7 @@ class LogicalRequest:
         """Return the call for a hop that is asked for, maybe again: it pays at one hop, and what it has paid for may come."""
         if not self._done:
             return self
-        again = LogicalRequest(self.origin)
+        again = LogicalRequest(self.origin, self.first)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
         again._paid_as, again._may_be_get = self._paid_as, self._may_be_get
         was_lost = self._arrives is not None and self._arrives.was_lost

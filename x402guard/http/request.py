@@ -20,6 +20,7 @@ from x402guard.http.leaving import CONNECT, TRACE, Leaving
 from x402guard.http.logical import LogicalRequest
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
+from x402guard.policy.steps import short_route
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
 from x402guard.x402.wire import PAYMENT_HEADERS
 
@@ -121,6 +122,16 @@ class Incoming(Struct, frozen=True):
         return payments_in([line for line in self.lines if not crossed or line[0] not in PAYMENT_HEADERS], body)
 
 
+def _begun(incoming: Incoming, redirected_from: str | None) -> str:
+    """Return the route of the first hop if *incoming* is another one; of one that is not known, the host alone."""
+    if incoming.logical.first is None:
+        return f"{incoming.request.method.upper()} {incoming.address.host}"
+    method, url = incoming.logical.first
+    if url is incoming.request.url:
+        return "" if redirected_from is None else f"{method.upper()} {door_of(redirected_from)}"
+    return short_route(method, address_of(url).host, url.raw_path.decode("ascii").partition("?")[0])
+
+
 def lines_of(headers: httpx.Headers) -> tuple[tuple[str, str], ...]:
     """Return header lines with their names in lower case; the encoding is looked for once, not for each line."""
     encoding = headers.encoding
@@ -181,6 +192,7 @@ def describe_request(
     redirected_from = logical.origin if incoming.crossed else None
     if redirected_from is None and named_by:
         redirected_from = named_by.get(place_of(request.url))
+    is_first = redirected_from is None and logical.first is not None and logical.first[1] is request.url
     return RequestFacts(
         method=request.method.upper(),
         url=str(request.url).partition("#")[0],  # what is after it never leaves
@@ -194,6 +206,7 @@ def describe_request(
         pay_again=again and not logical.is_resent,
         pays_itself=pays_itself,
         redirected_from=redirected_from,
+        begun="" if is_first else _begun(incoming, redirected_from),
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,

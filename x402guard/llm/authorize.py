@@ -101,7 +101,7 @@ def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str
     key = ""
     if loop is not None:
         key = request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored, similar=loop.similar)
-    return Step(HoldKind.LLM, route_of(request), key, context.node_id, routes=routes_of(request))
+    return Step(HoldKind.LLM, route_of(request), key, context.node_id, routes=routes_of(request), begun=request.begun)
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:

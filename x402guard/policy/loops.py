@@ -172,12 +172,12 @@ class Loop(StepGuard):
         since_ms = max(view.clock_ms - self.window_s * 1000, reset_ms + 1)
         if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:
             identical = "this call has the same amount" if is_bare(step.key) else "this call is identical"
-            words = f"{step.name} was called {calls} times within {self.window_s} s, and {identical}"
+            words = f"{step.shown} was called {calls} times within {self.window_s} s, and {identical}"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
             if matches >= period * calls:
-                words = f"the last {period} different steps have repeated {calls} times; the next is {step.name}"
+                words = f"the last {period} different steps have repeated {calls} times; the next is {step.shown}"
                 return f"{words} (policy.loop.longest_cycle; own= gives a tool or route its own number)"
         return None
 

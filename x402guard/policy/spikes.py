@@ -82,7 +82,7 @@ class Spike(StepGuard):
         if not self._is_far_above(amount, before):
             return None
         mean = format_dollars(-(-total // len(before)))
-        return f"{step.name} costs ${format_dollars(amount)}, over {self.multiplier:g} times the ${mean} of the {len(before)} before it"
+        return f"{step.shown} costs ${format_dollars(amount)}, over {self.multiplier:g} times the ${mean} of the {len(before)} before it"
 
     def _is_far_above(self, now: int, before: list[int]) -> bool:
         # Compared without dividing. If all earlier steps used nothing, there is nothing to compare with.
@@ -98,7 +98,7 @@ class Spike(StepGuard):
         if used < _LEAST_TOKENS or not self._is_far_above(used, before):
             return
         mean = -(-sum(before) // len(before))
-        reason = f"{step.name} used {used:,} tokens, over {self.multiplier:g} times the {mean:,} of the {len(before)} before it"
+        reason = f"{step.shown} used {used:,} tokens, over {self.multiplier:g} times the {mean:,} of the {len(before)} before it"
         view.record(step.node_id, "event", facts={"name": TOKEN_SPIKE, "reason": reason, "tokens": used})
         view.tell(TOKEN_SPIKE, "warning", reason, session=step.node_id, rule=TOKEN_SPIKE, facts={"tokens": used})
         if self.action == "trip":

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from x402guard.frozen import replace
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
@@ -55,6 +56,7 @@ class Step(Struct, frozen=True):
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
         routes: of a request: its route in full, in all readings (``whole_routes``).
+        begun: the name of the first hop, if a redirect has named this one; else "".
         is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
@@ -69,6 +71,7 @@ class Step(Struct, frozen=True):
     priced: bool = False
     routes: tuple[str, ...] = ()
     is_local: bool = False
+    begun: str = ""
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")
@@ -78,19 +81,14 @@ class Step(Struct, frozen=True):
         force_setattr(self, "run_id", run_id)
         force_setattr(self, "reset_key", reset_mark(run_id))
 
+    @property
+    def shown(self) -> str:
+        """The name for messages that a model reads: no path that a seller's redirect has named."""
+        return self.begun or self.name
+
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
-        return Step(
-            self.kind,
-            self.name,
-            self.key,
-            self.node_id,
-            amount,
-            payee,
-            priced=True,
-            routes=self.routes,
-            is_local=self.is_local,
-        )
+        return replace(self, amount=amount, payee=payee, priced=True)
 
 
 def run_of(node_id: str) -> str:

@@ -146,7 +146,7 @@ class Velocity(StepGuard):
         if len(prices) < _FEWEST_PRICES or step.amount <= self.price_ratio * _median(prices):
             return None
         usual, asked = format_dollars(_median(prices)), format_dollars(step.amount)
-        reason = f"{price_route(step.name)} asks ${asked}, over {self.price_ratio} times its usual ${usual}"
+        reason = f"{price_route(step.shown)} asks ${asked}, over {self.price_ratio} times its usual ${usual}"
         return _excess(step, "price_ratio", reason, error=PolicyDenied)
 
     @override

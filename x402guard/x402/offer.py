@@ -127,6 +127,8 @@ def _normalise_one(
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
     else:
         requirement = parse_message(PaymentRequirements, entry, field=field)
+    if requirement.max_timeout_s % 1:
+        raise ProtocolError("it is not a whole number", field=f"{field}.maxTimeoutSeconds")
     extra = requirement.extra or {}
     asset = registry.find(network, _address(requirement.asset, f"{field}.asset"))
     if asset is None:
@@ -159,7 +161,7 @@ def _normalise_one(
         amount_atomic=amount,
         amount_nanos=asset.value_nanos(amount),
         payee=_payee(requirement.pay_to, asset, f"{field}.payTo"),
-        max_timeout_s=_seconds(requirement.max_timeout_s, f"{field}.maxTimeoutSeconds"),
+        max_timeout_s=int(requirement.max_timeout_s),
         facilitator=_facilitator(extra, f"{field}.extra.facilitatorAddress") if scheme == "upto" else None,
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
         resource_url=resource_url if isinstance(resource_url, str) else None,
@@ -185,12 +187,6 @@ def _amount(text: str, field: str) -> int:
     if amount > MAX_UINT256:
         raise _Unusable("does not fit into a uint256", field=field)
     return amount
-
-
-def _seconds(value: float, field: str) -> int:
-    if not float(value).is_integer():
-        raise ProtocolError("it is not a whole number", field=field)
-    return int(value)
 
 
 def _payee(text: str, asset: Asset, field: str) -> Address:

@@ -36,30 +36,39 @@ def origin_marks(request: RequestFacts) -> list[MarkKey]:
     An origin that only an offer has named is judged by both, and has a mark of its own: else any offer could say of any
     seller that it uses v2.
     """
-    return [("origin", each) for each in _names(request)]
+    known = "origin", request.origin
+    return [known, ("origin", _said(request))] if request.by_offer else [known]
 
 
 def payee_marks(request: RequestFacts, payee: str) -> list[MarkKey]:
     """Return the keys of the marks that a payee was paid for an origin. The last is written."""
-    return [("paid_at", f"{each} {payee}") for each in _names(request)]
+    known = "paid_at", f"{request.origin} {payee}"
+    return [known, ("paid_at", f"{_said(request)} {payee}")] if request.by_offer else [known]
 
 
-def _names(request: RequestFacts) -> list[str]:
-    return [request.origin, f"said {request.origin}"] if request.by_offer else [request.origin]
+def _said(request: RequestFacts) -> str:
+    return f"said {request.origin}"
+
+
+_NOTHING_KNOWN: Final[Mapping[str, Any]] = {"v2": False, "facilitators": []}
 
 
 def _known(view: LedgerView, request: RequestFacts) -> Mapping[str, Any]:
-    """Return what is known of an origin."""
-    rows = [row for key in origin_marks(request) if (row := view.mark(key)) is not None]
+    known = view.mark(("origin", request.origin)) or _NOTHING_KNOWN
+    said = view.mark(("origin", _said(request))) if request.by_offer else None
+    if said is None:
+        return known
     return {
-        "v2": any(row["v2"] for row in rows),
-        "facilitators": list(dict.fromkeys(each for row in rows for each in row["facilitators"])),
-        **({"paid": True} if any(row.get("paid") for row in rows) else {}),
+        **said,
+        **known,
+        "v2": known["v2"] or said["v2"],
+        "facilitators": list(dict.fromkeys([*known["facilitators"], *said["facilitators"]])),
     }
 
 
-def _is_paid(view: LedgerView, request: RequestFacts, payee: str) -> bool:
-    return any(view.mark(key) is not None for key in payee_marks(request, payee))
+def _is_new(view: LedgerView, request: RequestFacts, payee: str) -> bool:
+    keys = payee_marks(request, payee)
+    return view.mark(keys[0]) is None and view.mark(keys[-1]) is None
 
 
 def shape_mark(host: str) -> MarkKey:
@@ -97,7 +106,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
         )
         return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
-    changed = bool(known.get("paid")) and not _is_paid(view, case.request, offer.payee)
+    changed = bool(known.get("paid")) and _is_new(view, case.request, offer.payee)
     if policy.payee_change == "refuse" and changed:
         reason = f"{case.request.origin} was paid before, but never to {offer.payee}; setting policy.payee_change"
         return Refusal("payee_change", reason)
@@ -124,8 +133,7 @@ def note_payee(view: LedgerView, case: Case) -> None:
 
 def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
     """Record an event if the URL of a payment to a new payee holds what looks like a key, without the key."""
-    new = not _is_paid(view, case.request, case.offer.payee)
-    if new and _SECRET.search(unquote(case.request.url)):
+    if _is_new(view, case.request, case.offer.payee) and _SECRET.search(unquote(case.request.url)):
         facts = {"name": "secret_in_url", "place": route_of(case.request), "payee": case.offer.payee}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 

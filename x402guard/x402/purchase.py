@@ -111,8 +111,15 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         key = request_key(
             HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored, similar=loop.similar
         )
-    is_local = request.url.startswith(f"{LOCAL}://")
-    return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id, routes=routes_of(request), is_local=is_local)
+    return Step(
+        HoldKind.PAYMENT,
+        route_of(request),
+        key,
+        context.node_id,
+        routes=routes_of(request),
+        is_local=request.url.startswith(f"{LOCAL}://"),
+        begun=request.begun,
+    )
 
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
