@@ -127,8 +127,6 @@ def _normalise_one(
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
     else:
         requirement = parse_message(PaymentRequirements, entry, field=field)
-    if requirement.max_timeout_s % 1:
-        raise ProtocolError("it is not a whole number", field=f"{field}.maxTimeoutSeconds")
     extra = requirement.extra or {}
     asset = registry.find(network, _address(requirement.asset, f"{field}.asset"))
     if asset is None:

@@ -44,9 +44,8 @@ Headers = Iterable[tuple[str, str]]
 
 Name = Annotated[str, Meta(max_length=64)]
 Account = Annotated[str, Meta(max_length=128)]
-Seconds = (
-    Annotated[int, Meta(ge=-(2**53))] | Annotated[float, Meta(ge=-(2**53), lt=2**53)]
-)  # 60.0 is a whole number in JSON
+_WholeSeconds = Annotated[float, Meta(ge=-(2**53), lt=2**53, multiple_of=1)]  # 60.0 is a whole number in JSON
+Seconds = Annotated[int, Meta(ge=-(2**53))] | _WholeSeconds
 AtomicAmount = Annotated[str, Meta(pattern=r"^[0-9]{1,78}\Z", max_length=78)]
 
 
@@ -167,6 +166,7 @@ _WRONG: Final = (
     ("of length <=", "it is too long"),
     ("matching regex", 'it is not a whole number of atomic units as text, such as "10000"'),
     ("` >= ", "it is too small"),
+    ("a multiple of", "it is not a whole number"),
     ("Expected `str", "it is not text"),
     ("Expected `int", "it is not a whole number"),
     ("Expected `bool", "it is neither true nor false"),
