@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import chain
 from typing import Final, ParamSpec, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
@@ -22,10 +23,19 @@ _LOOK_S: Final = 1.0  # seconds between two searches of a waiting call for slots
 
 
 class TakenSlot:
-    """See ``ports.Slot``."""
+    """See ``ports.Slot``.
 
-    def __init__(self, slots: Slots, where: str) -> None:
-        self._slots, self._where = slots, where
+    Attributes:
+        where: the place.
+        inside: of a slot above the number: those of the calls around its call.
+        waits: how many calls inside its call wait for a slot, or have one above the number: it does nothing itself.
+        waits_for: the places where they wait.
+    """
+
+    def __init__(self, slots: Slots, where: str, inside: Iterable[TakenSlot] = ()) -> None:
+        self._slots, self.where = slots, where
+        self.inside = inside
+        self.waits = 0
         self.waits_for: list[str] = []
         self._lock = threading.Lock()
         self._left = False  # the last: Ctrl-C may end this method before
@@ -36,7 +46,7 @@ class TakenSlot:
             if self._left:
                 return
             self._left = True
-        self._slots.leave(self, self._where)
+        self._slots.leave(self)
 
     def follow(self, is_lost: Callable[[], bool], most_s: float) -> None:
         """See ``ports.Slot``. The last call counts."""
@@ -51,7 +61,7 @@ class TakenSlot:
     def __del__(self) -> None:
         if not getattr(self, "_left", True):
             self._left = True
-            self._slots.drop(self._where)
+            self._slots.drop(self.where, self.inside)
 
 
 _AROUND: Final[ContextVar[tuple[ReferenceType[TakenSlot], ...]]] = ContextVar("x402guard_slots_around", default=())
@@ -59,7 +69,8 @@ _AROUND: Final[ContextVar[tuple[ReferenceType[TakenSlot], ...]]] = ContextVar("x
 
 
 def _around() -> list[TakenSlot]:
-    return [slot for each in _AROUND.get() if (slot := each()) is not None and not slot.left]
+    slots = (slot for each in _AROUND.get() if (slot := each()) is not None and not slot.left)
+    return list(dict.fromkeys(slots))
 
 
 def stay_around(slot: Slot | None) -> None:
@@ -95,9 +106,9 @@ def carry_around(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Waiting:
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-        self.granted = False
+    def __init__(self, wake: Callable[[], None], most: int) -> None:
+        self.wake, self.most = wake, most
+        self.granted = self.is_extra = False
         self.inside: WeakSet[TakenSlot] = WeakSet()
 
 
@@ -106,16 +117,16 @@ class Slots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._dropped: deque[str] = deque()
+        self._dropped: deque[tuple[str, Iterable[TakenSlot]]] = deque()
         self._taken: dict[str, int] = {}
         self._extra: dict[str, int] = {}  # of these, above the number that is allowed
         self._holders: dict[str, WeakSet[TakenSlot]] = {}
         self._lines: dict[str, deque[_Waiting]] = {}
         self._followed: WeakKeyDictionary[TakenSlot, Callable[[], bool]] = WeakKeyDictionary()
 
-    def drop(self, where: str) -> None:
+    def drop(self, where: str, inside: Iterable[TakenSlot]) -> None:
         """Note the slot of a forgotten call. The garbage collector may call this at any moment, so it takes no lock."""
-        self._dropped.append(where)
+        self._dropped.append((where, inside))
 
     def follow(self, slot: TakenSlot, is_lost: Callable[[], bool]) -> None:
         """Give a slot back to a call that waits once *is_lost* says so."""
@@ -135,12 +146,12 @@ class Slots:
         """Give back the slots that were dropped."""
         with suppress(IndexError):
             while True:
-                self.give_back(self._dropped.popleft())
+                self.give_back(*self._dropped.popleft())
 
     def _try(self, where: str, most: int, wake: Callable[[], None]) -> _Waiting:
         self._collect()
         with self._lock:
-            waiting = _Waiting(wake)
+            waiting = _Waiting(wake, most)
             taken = self._taken.get(where, 0)
             if taken < most:
                 self._taken[where] = taken + 1
@@ -149,19 +160,23 @@ class Slots:
                 self._lines.setdefault(where, deque()).append(waiting)
                 for slot in _around():
                     waiting.inside.add(slot)
+                    slot.waits += 1
                     slot.waits_for.append(where)
-                self._free_stuck(where)
+                if waiting.inside:
+                    self._pass_insiders()
             return waiting
 
-    def leave(self, slot: TakenSlot, where: str) -> None:
+    def leave(self, slot: TakenSlot) -> None:
         """Release a slot."""
         with self._lock:
-            self._holders[where].discard(slot)
-        self.give_back(where)
+            self._holders[slot.where].discard(slot)
+        self.give_back(slot.where, slot.inside)
 
-    def give_back(self, where: str) -> None:
+    def give_back(self, where: str, inside: Iterable[TakenSlot] = ()) -> None:
         """Hand a slot to the next in the queue, or free it."""
         with self._lock:
+            for slot in inside:
+                slot.waits -= 1
             extra = self._extra.pop(where, 0)
             if extra > 1:
                 self._extra[where] = extra - 1
@@ -175,47 +190,46 @@ class Slots:
                 del self._taken[where]
                 self._holders.pop(where, None)
             if extra:
-                self._free_stuck(*self._lines)
+                self._pass_insiders()
 
-    def _grant(self, where: str, waiting: _Waiting) -> None:
-        waiting.granted = True
+    def _grant(self, where: str, waiting: _Waiting, *, extra: bool = False) -> None:
+        waiting.granted, waiting.is_extra = True, extra
         self._take_out(where, waiting)
         waiting.wake()
 
     def _take_out(self, where: str, waiting: _Waiting) -> None:
         for slot in waiting.inside:
             slot.waits_for.remove(where)
+            slot.waits -= not waiting.is_extra
         self._lines[where].remove(waiting)
         if not self._lines[where]:
             del self._lines[where]
 
-    def _free_stuck(self, *places: str) -> None:
-        """Grant one slot more where all that are taken are held by calls that wait for slots themselves: none could ever end.
+    def _pass_insiders(self) -> None:
+        """Grant slots above the number to calls inside calls that hold one and only wait: else none of these could end.
 
-        It goes to a call inside one of those.
+        Of the holders of a place, no more than its number do anything but wait for calls inside them.
         """
-        for where in places:
-            holders = self._stuck_holders(where)
-            inside = (each for each in self._lines.get(where, ()) if any(slot in holders for slot in each.inside))
-            if (waiting := next(inside, None)) is not None:
-                self._grant(where, waiting)
-                self._taken[where] += 1
-                self._extra[where] = self._extra.get(where, 0) + 1
-                return
+        for where in list(self._lines):
+            busy = self._taken.get(where, 0) - sum(bool(slot.waits) for slot in self._holders.get(where, ()))
+            waiting_holders = self._waiting_holders(where)
+            for waiting in list(self._lines[where]):
+                if busy < waiting.most and any(slot in waiting_holders for slot in waiting.inside):
+                    self._grant(where, waiting, extra=True)
+                    self._taken[where] += 1
+                    self._extra[where] = self._extra.get(where, 0) + 1
+                    busy += 1
 
-    def _stuck_holders(self, where: str) -> set[TakenSlot]:
-        """Return what holds the slots there, and those that it waits for, and so on; nothing if one of all does not wait."""
-        places, holders = [where], set[TakenSlot]()
+    def _waiting_holders(self, where: str) -> set[TakenSlot]:
+        """Return the holders of a place that wait, those that wait at the places that these wait for, and so on."""
+        places, found = [where], set[TakenSlot]()
         for place in places:
-            held = set(self._holders.get(place, ()))
-            if len(held) < self._taken.get(place, 0):
-                return set()  # one of them has just been granted, or dropped
-            for slot in held:
-                if not slot.waits_for:
-                    return set()
-                places.extend(each for each in slot.waits_for if each not in places)
-            holders |= held
-        return holders
+            held = [slot for slot in self._holders.get(place, ()) if slot.waits]
+            found.update(held)
+            places.extend(
+                each for each in dict.fromkeys(chain(*(slot.waits_for for slot in held))) if each not in places
+            )
+        return found
 
     def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
         """Return the slot if it was granted, else leave the queue. A slot that is not kept goes to the next."""
@@ -223,7 +237,7 @@ class Slots:
             if not waiting.granted:
                 self._take_out(where, waiting)
                 return None
-            slot = TakenSlot(self, where)
+            slot = TakenSlot(self, where, list(waiting.inside) if waiting.is_extra else ())
             self._holders.setdefault(where, WeakSet()).add(slot)
         if not keep:
             slot.leave()

@@ -18,6 +18,7 @@ from weakref import ReferenceType, ref
 import anyio
 
 from x402guard.errors import CallTimeout
+from x402guard.flow.bulkheads import stay_around
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
@@ -57,8 +58,9 @@ class Watch:
         self._slot = slot
 
     def wanted(self) -> None:
-        """Note that the caller begins to read."""
+        """Note that the caller begins to read: piece by piece, maybe with calls between."""
         self._last_s = time.monotonic()
+        stay_around(self._slot)
 
     def hand_over(self) -> bool:
         """Note that the caller gets a piece: the clock is paused. Returns False if it came too late."""

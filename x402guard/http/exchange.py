@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from x402guard.errors import CallTimeout
-from x402guard.flow.bulkheads import stay_around
 from x402guard.flow.context import Context
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
@@ -96,11 +95,10 @@ class _ExchangeState:
         if self._watch is None:
             return
         self._watch.take(self._slot)
-        slot, self._slot = self._slot, None
+        self._slot = None
         if response.is_closed:
             self._watch.end()  # the body is in memory
         else:
-            stay_around(slot)  # it may be read piece by piece, with calls between
             self.watched = kind(response, self._watch)
             response.stream = self.watched
             if pays:

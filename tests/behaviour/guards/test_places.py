@@ -1,7 +1,6 @@
 """Places and breakers through what clients do: redirects, auth, answers unread or dropped, cancelled tasks, Ctrl-C, broken streams."""
 
 import asyncio
-import contextvars
 import gc
 import os
 import signal
@@ -41,11 +40,6 @@ def lazily(status, headers, *pieces):
                 yield piece
 
     return httpx.Response(status, headers=headers, stream=Body())
-
-
-def elsewhere(call, *args, **kwargs):
-    """Call it outside of what this thread or task does."""
-    return contextvars.Context().run(call, *args, **kwargs)
 
 
 def get(session, shop, *, url=URL, awaits=False, **options):
@@ -132,7 +126,7 @@ def test_a_call_that_gets_no_place_in_time_is_refused_with_nothing_held(session,
     monkeypatch.setattr("x402guard.flow.admission.LONGEST_WAIT_S", 0)
     shop = Shop(paid=lambda request, _shop: lazily(200, PAID, b"a"))
     with client(session, shop) as http:
-        first = elsewhere(http.send, http.build_request("GET", URL), stream=True)
+        first = http.send(http.build_request("GET", URL), stream=True)
         with pytest.raises(CircuitOpen, match=r"1 calls of host courts\.example are under way") as refused:
             http.get(f"{URL}/2")
         first.read()
@@ -154,14 +148,7 @@ def test_a_task_that_is_cancelled_while_it_waits_holds_nothing(session, backend)
 
     async def go():
         async with async_client(session, shop) as http:
-            tasks = []
-            async with anyio.create_task_group() as group:
-
-                async def send():
-                    tasks.append(await http.send(http.build_request("GET", URL), stream=True))
-
-                group.start_soon(send)
-            (first,) = tasks
+            first = await http.send(http.build_request("GET", URL), stream=True)
             with anyio.move_on_after(0.2) as scope:
                 await http.get(f"{URL}/2")
             assert scope.cancelled_caught
@@ -181,7 +168,7 @@ def interrupt_soon():
 def test_ctrl_c_while_waiting_for_a_place_holds_nothing(session):
     shop = Shop(paid=lambda request, _shop: lazily(200, PAID, b"a"))
     with client(session, shop) as http:
-        first = elsewhere(http.send, http.build_request("GET", URL), stream=True)
+        first = http.send(http.build_request("GET", URL), stream=True)
         timer = interrupt_soon()
         with pytest.raises(KeyboardInterrupt):
             http.get(f"{URL}/2")

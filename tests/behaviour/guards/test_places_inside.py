@@ -247,3 +247,52 @@ def test_calls_that_do_not_wait_for_slots_are_waited_for():
                 first.close()
                 let_go.set()
                 thread.join(5)
+
+
+@pytest.mark.parametrize("at_once", [8, 16])
+def test_a_tool_that_uses_itself_once_is_as_fast_as_one_that_does_not(at_once):
+    """All slots have calls that only wait for their inner ones, so the inner ones run at once."""
+    with opened(8) as guard, guard.session("s", budget="$5") as session:
+
+        @session.tool(cost="$0.001", name="research")
+        async def research(depth):
+            if depth:
+                await research(depth - 1)
+            else:
+                await asyncio.sleep(0.2)
+
+        async def go():
+            begun_s = time.monotonic()
+            await asyncio.gather(*(research(1) for _ in range(at_once)))
+            return time.monotonic() - begun_s
+
+        assert asyncio.run(go()) < 0.2 * at_once / 8 + 0.4
+
+
+def test_one_task_that_opens_answers_for_others_to_read_waits_for_these():
+    """What it has opened it does not read: nothing of it is inside the reading."""
+    counts = {"now": 0, "most": 0}
+
+    class Body(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            await anyio.sleep(0.02)
+            yield b"a"
+
+        async def aclose(self):
+            counts["now"] -= 1
+
+    async def seller(request):
+        if "payment-signature" not in request.headers:
+            return httpx.Response(402, headers={"PAYMENT-REQUIRED": b64(required(url=str(request.url)))})
+        counts["now"] += 1
+        counts["most"] = max(counts["most"], counts["now"])
+        return httpx.Response(200, headers=PAID, stream=Body())
+
+    async def go(session):
+        async with async_client(session, seller) as http, asyncio.TaskGroup() as tasks:
+            for n in range(12):
+                tasks.create_task((await http.send(http.build_request("GET", f"{URL}/{n}"), stream=True)).aread())
+
+    with opened(2) as guard, guard.session("s", budget="$5") as session:
+        asyncio.run(go(session))
+        assert counts == {"now": 0, "most": 2}

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from x402guard.flow.bulkheads import Slots
+from x402guard.flow.bulkheads import Slots, around, carry_around
 
 LONG_S = 20
 LOOPS = ["asyncio", "trio"]
@@ -341,4 +342,118 @@ def test_in_a_crowd_of_threads_and_cancelled_tasks_no_place_is_lost_or_given_twi
     assert failed == []
     assert max(seen) == 3
     gc.collect()
+    assert is_free(places)
+
+
+class Nested:
+    """Calls inside calls at a few places, in threads or tasks, and how many of each place do more than wait."""
+
+    MOST = {"host a": 1, "host b": 2, "tool c": 3}
+
+    def __init__(self, *names):
+        self.places, self.names, self.lock = Slots(), names or list(self.MOST), threading.Lock()
+        self.busy, self.over, self.refused, self.kept = dict.fromkeys(self.MOST, 0), [], [], []
+
+    def note(self, where, change):
+        if where is not None:
+            with self.lock:
+                self.busy[where] += change
+                if self.busy[where] > self.MOST[where]:
+                    self.over.append((where, self.busy[where]))
+
+    def taken(self, where, slot):
+        if slot is None:
+            self.refused.append(where)
+        else:
+            self.kept.append(slot)
+
+    def call(self, rolls, depth, outer=None):
+        where = rolls.choice(self.names)
+        self.note(outer, -1)
+        slot = self.places.enter(where, self.MOST[where], LONG_S)
+        self.taken(where, slot)
+        self.note(where, 1)
+        with around(slot):
+            time.sleep(rolls.choice([0, 0.0005]))
+            for _ in range(rolls.randrange(depth + 1)):
+                self.call(rolls, depth - 1, where)
+        self.note(where, -1)
+        slot.leave()
+        self.note(outer, 1)
+
+    async def acall(self, rolls, depth, outer=None):
+        where = rolls.choice(self.names)
+        self.note(outer, -1)
+        slot = await self.places.enter_async(where, self.MOST[where], LONG_S)
+        self.taken(where, slot)
+        self.note(where, 1)
+        with around(slot):
+            await anyio.sleep(rolls.choice([0, 0.0005]))
+            for _ in range(rolls.randrange(depth + 1)):
+                if rolls.random() < 0.2:
+                    with anyio.move_on_after(rolls.choice([0, 0.001])):  # one that is cancelled wherever it waits
+                        await self.places.enter_async(where, self.MOST[where], LONG_S)
+                await self.acall(rolls, depth - 1, where)
+        self.note(where, -1)
+        slot.leave()
+        self.note(outer, 1)
+
+    def ended(self):
+        gc.collect()
+        self.places._collect()
+        assert is_free(self.places)
+        assert self.places._extra == {}
+        assert [(slot.waits, slot.waits_for) for slot in self.kept if slot.waits or slot.waits_for] == []
+        assert self.refused == []
+
+
+@pytest.mark.parametrize(
+    "names", [["host a"], ["host b"], ["tool c"], []], ids=["one", "two", "three", "several places"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_calls_inside_calls_never_stop_each_other_and_no_more_than_the_number_work(seed, names):
+    """At one place. At several, one that waited works again when what it waited for is over, beside what was let in."""
+    nested = Nested(*names)
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(nested.call, random.Random(f"{seed} {n}"), 3) for n in range(24)]:
+            each.result(60)
+    nested.ended()
+    assert nested.over == [] or not names
+
+
+@pytest.mark.parametrize("seed", range(6))
+@every_loop
+def test_tasks_inside_tasks_never_stop_each_other_and_cancelled_ones_keep_nothing(seed, loop):
+    nested = Nested()
+
+    async def go():
+        async with anyio.create_task_group() as group:
+            for n in range(24):
+                group.start_soon(nested.acall, random.Random(f"{seed} {n}"), 3)
+
+    anyio.run(go, backend=loop)
+    nested.ended()
+
+
+def test_a_call_that_is_carried_into_a_thread_counts_once():
+    places = Slots()
+    outer = places.enter("tool a", 1, 0)
+    with around(outer):
+        carry_around(lambda: places.enter("tool a", 1, 0))().leave()
+        assert (outer.waits, outer.waits_for) == (0, [])
+    outer.leave()
+    assert is_free(places)
+
+
+def test_a_slot_above_the_number_that_is_forgotten_lets_its_outer_call_work_again():
+    places = Slots()
+    outer = places.enter("tool a", 1, 0)
+    with around(outer):
+        inner = places.enter("tool a", 1, 0)
+        assert (outer.waits, places._extra) == (1, {"tool a": 1})
+        del inner
+        gc.collect()
+        places._collect()
+    assert (outer.waits, places._extra, places._taken) == (0, {}, {"tool a": 1})
+    outer.leave()
     assert is_free(places)
