@@ -25,6 +25,8 @@ from x402guard import (
     AsyncGuardedTransport,
     Policy,
     PolicyDenied,
+    Risk,
+    Rule,
     SettlementUncertain,
     Spike,
     Timeouts,
@@ -308,6 +310,10 @@ TOLD = {
     "spike": ([10_000] * 8 + [900_000], {"velocity": None, "spike": Spike(action="trip")}, True),
     "cap": ([2_000_000], {}, False),
     "failures": ([10_000], {"breaker": None}, True),
+    "denied": ([10_000], {"rules": [Rule(name="no", action="deny", match="*courts.example*")]}, False),
+    "asked": ([10_000], {"rules": [Rule(name="ask", action="ask", match="*courts.example*")]}, False),
+    "risk high": ([10_000], {"risk": Risk(levels={"*courts.example*": "HIGH"})}, False),
+    "risk critical": ([10_000], {"risk": Risk(levels={"*courts.example*": "CRITICAL"})}, False),
 }
 
 

@@ -143,7 +143,7 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
     why = answer.reason or "it was denied"
     return Refusal(
         APPROVAL,
-        f"{subject.names[0]}: {verdict.reason}; {why}",
+        f"{subject.shown}: {verdict.reason}; {why}",
         subject.amount or None,
         error=ApprovalDenied,
         advice="Ask again if it matters, or go on without.",
@@ -241,7 +241,7 @@ def _held(
 def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
     if len(consented) < _MOST_QUESTIONS:
         return None
-    what, times = unasked.subject.names[0], len(consented)
+    what, times = unasked.subject.shown, len(consented)
     return Refusal(
         APPROVAL,
         f"{what}: its cost has changed {times} times while approvers were asked",

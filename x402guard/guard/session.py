@@ -401,7 +401,8 @@ class Session(Charges, Endings):
         if not callable(function):
             raise ConfigError(f"bind: a {type(function).__name__} is no function")
         inner = current_session()
-        inside = inner if inner is not None and not inner.has_ended and inner._descends_from(self) else self
+        around = None if inner is None else inner.nearest_open()
+        inside = around if around is not None and not around.has_ended and around._descends_from(self) else self
         carried = carry_around(function)
 
         @wraps(function)

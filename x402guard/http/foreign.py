@@ -64,7 +64,9 @@ def _objection(context: Context, taking: Taking, request: RequestFacts) -> Refus
     policy, payee, host = context.policy, taking.payee or UNKNOWN_PAYEE, request.host
     listed = judge_host(policy, host) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
     reached = listed or judge_network(policy, taking.network) or judge_reach(context.reach, host=host, payee=payee)
-    return reached or _ruled_out(policy, Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, payee))
+    return reached or _ruled_out(
+        policy, Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, payee, begun=request.begun)
+    )
 
 
 def _ruled_out(policy: Policy, subject: Subject) -> Refusal | None:

@@ -144,6 +144,7 @@ def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int], captured: C
         last_ms = min(node.last_ms, view.clock_ms)
         if (since_ms, last_ms) != (node.since_ms, node.last_ms):
             view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms, past=past))
+            trip_exceeded(view, node.id)
     for hold in map(view.hold, captured):
         if hold is not None and hold.closed_ms > view.clock_ms:
             view.put_hold(replace(hold, closed_ms=view.clock_ms))

@@ -180,12 +180,12 @@ def call_subject(request: RequestFacts, call: Call, ceiling: Ceiling, amount: Na
     """
     priced = ceiling.rates.priced.model
     names = (call.model, bare_model(call.model), priced, bare_model(priced))
-    return Subject(HoldKind.LLM, tuple(dict.fromkeys((*routes_of(request), *names))), amount)
+    return Subject(HoldKind.LLM, tuple(dict.fromkeys((*routes_of(request), *names))), amount, begun=request.begun)
 
 
 def fixed_subject(request: RequestFacts, price: FixedPrice) -> Subject:
     """Return a request at a fixed price as the owner's rules see it."""
-    return Subject(HoldKind.LLM, (*routes_of(request), price.route_name), price.amount)
+    return Subject(HoldKind.LLM, (*routes_of(request), price.route_name), price.amount, begun=request.begun)
 
 
 def bare_model(model: str) -> str:

@@ -142,10 +142,8 @@ def _fits_in(pattern: str, text: str) -> bool:
 
 
 def matches_word(pattern: str, word: str) -> bool:
-    """Return whether a word, such as a model's name, matches. Ignores case. A host's name is no word of a route's path."""
-    if is_route(pattern) or (is_route(word) and may_be_host(pattern)):
-        return False
-    return _compiled(pattern.lower()).fullmatch(word.lower()) is not None
+    """Return whether a word, such as a model's name, matches. Ignores case."""
+    return not is_route(pattern) and bool(_compiled(pattern.lower()).fullmatch(word.lower()))
 
 
 def matches_name(pattern: str, tool: str, *, within: bool) -> bool:

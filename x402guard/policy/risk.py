@@ -152,7 +152,7 @@ def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
     """Return the verdict of a step's risk level: it runs, needs approval, or is denied."""
     if risk is None:
         return NO_VERDICT
-    what, level = subject.names[0], risk.level_of(subject)
+    what, level = subject.shown, risk.level_of(subject)
     if risk.classify is not None and subject.kind is HoldKind.TOOL:
         try:
             raised = risk.classify(what, None if subject.arguments is None else subject.arguments.whole())

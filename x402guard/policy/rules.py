@@ -163,7 +163,7 @@ def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
     verdict = NO_VERDICT
     for rule in rules:
         if rule.holds_for(subject):
-            reason = f"rule {rule.name!r} {_SAYS[rule.action]} {subject.names[0]}{_over(rule)}"
+            reason = f"rule {rule.name!r} {_SAYS[rule.action]} {subject.shown}{_over(rule)}"
             approvers = rule.approvers if rule.action == "ask" else 0
             by = rule.name if rule.narrow is not None else ""
             verdict = strictest(verdict, Verdict(rule.action, rule.name, reason, approvers, rule.narrow, by))

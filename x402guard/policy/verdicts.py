@@ -79,6 +79,7 @@ class Subject:
         payee: the address that is paid, ``UNKNOWN_PAYEE``, or "" if none is paid.
         arguments: of a tool, or None if unknown.
         tool: the tool that a payment is for, which was judged before as a tool without a price; "" for all others.
+        begun: the name of the first hop, if a redirect has named this one; else "".
     """
 
     kind: HoldKind
@@ -87,6 +88,12 @@ class Subject:
     payee: str = ""
     arguments: Arguments | None = field(default=None, repr=False)
     tool: str = ""
+    begun: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The name for messages that a model reads: no path that a seller's redirect has named."""
+        return self.begun or self.names[0]
 
 
 class Verdict(Struct, frozen=True):

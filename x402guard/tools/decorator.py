@@ -334,13 +334,13 @@ _LONGEST_CHAIN: Final = 32
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether an error is a refusal of the guard, was raised while one was handled, or is a group of such errors."""
+    """Return whether an error is a refusal of the guard, was raised in place of one, or is a group of such errors."""
     for _ in range(_LONGEST_CHAIN):
         if error is None or isinstance(error, PaymentRefused):
             return error is not None
         if isinstance(error, BaseExceptionGroup) and all(map(_is_refusal, error.exceptions)):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (error.__context__ if error.__suppress_context__ else None)  # from error, from None
     return False
 
 

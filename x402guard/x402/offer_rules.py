@@ -38,7 +38,8 @@ class Case(Struct, frozen=True):
     def subject(self) -> Subject:
         """The payment as the owner's rules see it."""
         amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
-        return Subject(HoldKind.PAYMENT, routes_of(self.request), amount, payee, tool=self.request.tool)
+        request = self.request
+        return Subject(HoldKind.PAYMENT, routes_of(request), amount, payee, tool=request.tool, begun=request.begun)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]

@@ -13,7 +13,7 @@ from msgspec import Struct
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
+from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
 from x402guard.ledger.intent import Intent
@@ -117,7 +117,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         key,
         context.node_id,
         routes=routes_of(request),
-        is_local=request.url.startswith(f"{LOCAL}://"),
+        is_local=split_path(request.url).scheme == LOCAL,
         begun=request.begun,
     )
 

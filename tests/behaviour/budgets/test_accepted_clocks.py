@@ -134,6 +134,21 @@ def test_what_lapses_after_a_clock_that_was_ahead_counts(ledger_url, window):
     team.books.close()
 
 
+def test_a_budget_that_is_used_on_both_sides_of_a_clock_that_was_ahead_is_tripped_and_the_clock_accepted(ledger_url):
+    team = Team(ledger_url)
+    team.clock.tick(-12 * 3_600)
+    assert all(team.spends(f"today {number}", "$1.00") for number in range(6))
+    team.clock.tick(26 * 3_600)
+    assert all(team.spends(f"ahead {number}", "$1.00") for number in range(7))
+    team.clock.tick(-26 * 3_600)
+    accept_clock(team.books.store, "owner")
+    node = team.books.row("budget:team")
+    assert (node.counted, str(node.state)) == (usd("$13.00"), "tripped")
+    assert not team.spends("more", "$1.00")
+    assert verify_windows(team.books.store) == []
+    team.books.close()
+
+
 GUARDS = Policy(velocity=Velocity(dollars_per_day="$1.00"), breaker=Breaker(), loop=None)
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import ConfigError, SessionClosed, current_session
+from x402guard import BudgetExhausted, ConfigError, SessionClosed, current_session
 from x402guard.policy import Policy
 
 QUIET = Policy(loop=None, breaker=None)
@@ -194,3 +194,14 @@ def test_what_is_bound_to_the_run_after_its_child_has_ended_is_inside_the_run(se
     told = in_another_thread(inherited.run, session.charge, "serp", "$0.01")
     assert isinstance(told, SessionClosed)
     assert "session.bind" in told.advice
+
+
+def test_what_is_bound_to_the_run_inside_an_open_child_stays_in_that_child(session):
+    """Its own grandchild has ended, and the child around it has not."""
+    with session.child("child", budget="$0.05") as child:
+        with child.child("grandchild", budget="$0.01"):
+            inherited = contextvars.copy_context()
+        told = in_another_thread(inherited.run, lambda: session.bind(session.charge)("serp", "$1.00"))
+        assert isinstance(told, BudgetExhausted)
+        in_another_thread(inherited.run, lambda: session.bind(session.charge)("serp", "$0.02"))
+        assert child.spent == Decimal("0.02")

@@ -477,3 +477,21 @@ def test_a_tool_that_fails_by_itself_beside_a_refusal_has_failed():
                 await read()
 
         asyncio.run(main())
+
+
+def test_a_tool_that_fails_while_it_handles_a_refusal_has_failed():
+    with make_guard(policy=Policy(breaker=Breaker())) as guard, guard.session("s", budget="$50.00") as session:
+        http = client(session, Shop(required(accept(amount=5_000_000))))
+
+        @session.tool(cost="$0", name="read_page")
+        def read():
+            try:
+                http.get(URL)
+            except PolicyDenied:
+                raise OSError("the disk is full")  # noqa: B904 - a fault of its own
+
+        for _ in range(3):
+            with pytest.raises(OSError, match="disk"):
+                read()
+        with pytest.raises(CircuitOpen):
+            read()

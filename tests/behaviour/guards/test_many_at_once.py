@@ -227,10 +227,11 @@ def test_the_method_of_a_direct_payment_makes_no_request_one_of_this_machine():
                 http.request("PAY", "https://evil/forecast")
 
 
-def test_a_payment_for_a_tool_of_this_machine_repeats_as_the_tool_does():
+@pytest.mark.parametrize("place", ["mcp://weather/forecast", "MCP://weather/forecast"])
+def test_a_payment_for_a_tool_of_this_machine_repeats_as_the_tool_does(place):
     with (
         make_guard(policy=Policy(loop=Loop(own={"forecast": None}))) as guard,
         guard.session("s", budget="$5") as session,
     ):
         for n in range(40):
-            session.pay(required(), place="mcp://weather/forecast").settled(receipt(transaction=f"0x{n:064x}"))
+            session.pay(required(), place=place).settled(receipt(transaction=f"0x{n:064x}"))

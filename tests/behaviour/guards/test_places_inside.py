@@ -296,3 +296,23 @@ def test_one_task_that_opens_answers_for_others_to_read_waits_for_these():
     with opened(2) as guard, guard.session("s", budget="$5") as session:
         asyncio.run(go(session))
         assert counts == {"now": 0, "most": 2}
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_a_tool_that_uses_itself_and_a_busy_one_at_the_same_time(most):
+    with opened(most) as guard, guard.session("s", budget="$5") as session:
+        search = session.tool(cost="$0.01", name="search")(asyncio.sleep)
+
+        @session.tool(cost="$0.01", name="research")
+        async def research(depth):
+            if depth:
+                await asyncio.gather(search(0.01), research(depth - 1))
+
+        async def go():
+            others = [asyncio.create_task(search(0.2)) for _ in range(most)]
+            await asyncio.sleep(0.05)
+            begun_s = time.monotonic()
+            await asyncio.gather(*(research(1) for _ in range(most)), *others)
+            return time.monotonic() - begun_s
+
+        assert asyncio.run(go()) < WAIT_S - 1
