@@ -122,6 +122,7 @@ class Slots:
         self._extra: dict[str, int] = {}  # of these, above the number that is allowed
         self._holders: dict[str, WeakSet[TakenSlot]] = {}
         self._lines: dict[str, deque[_Waiting]] = {}
+        self._most: dict[str, int] = {}  # of the places where calls wait: how many slots there are
         self._followed: WeakKeyDictionary[TakenSlot, Callable[[], bool]] = WeakKeyDictionary()
 
     def drop(self, where: str, inside: Iterable[TakenSlot]) -> None:
@@ -158,6 +159,7 @@ class Slots:
                 waiting.granted = True
             else:
                 self._lines.setdefault(where, deque()).append(waiting)
+                self._most[where] = max(most, self._most.get(where, 0))
                 for slot in _around():
                     waiting.inside.add(slot)
                     slot.waits += 1
@@ -203,7 +205,7 @@ class Slots:
             slot.waits -= not waiting.is_extra
         self._lines[where].remove(waiting)
         if not self._lines[where]:
-            del self._lines[where]
+            del self._lines[where], self._most[where]
 
     def _pass_insiders(self) -> None:
         """Grant slots above the number to calls inside calls that hold one and only wait: else none of these could end.
@@ -212,8 +214,9 @@ class Slots:
         """
         for where in list(self._lines):
             busy = self._taken.get(where, 0) - sum(bool(slot.waits) for slot in self._holders.get(where, ()))
-            waiting_holders = self._waiting_holders(where)
-            for waiting in list(self._lines[where]):
+            line = list(self._lines[where]) if busy < self._most[where] else []
+            waiting_holders = self._waiting_holders(where) if line else set()
+            for waiting in line:
                 if busy < waiting.most and any(slot in waiting_holders for slot in waiting.inside):
                     self._grant(where, waiting, extra=True)
                     self._taken[where] += 1
