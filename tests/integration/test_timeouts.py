@@ -237,7 +237,7 @@ def test_the_error_says_what_was_paid_to_whom_for_what_and_which_setting_cut_it(
             error = fetch(way, session, f"{server.url}/slow").error
             state = "was taken" if answer == "body" else "may still be taken"
             assert str(error) == (
-                f"GET {server.url}/slow: the answer did not end within 1 s (policy.timeouts.payment_s); $0.01 to {PAYEE} "
+                f"GET {server.url}: the answer did not end within 1 s (policy.timeouts.payment_s); $0.01 to {PAYEE} "
                 f"on eip155:84532 {state} for it (hold {error.hold_id[:16]}…)"
             )
             assert (error.amount, error.payee, error.network) == (Decimal("0.01"), PAYEE, "eip155:84532")

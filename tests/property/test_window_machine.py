@@ -139,7 +139,10 @@ class WindowMachine(RuleBasedStateMachine):
         if not row.chain_evidence:
             self.go_on(late * 60)
             self.books.step(hold, Lapse())
-            self.model.capture(hold, row.amount, at=max(row.created_ms, row.deadline_unix * 1000))
+            begun = max(window_start_ms(WINDOWS[n], self.model.now) for n in PATHS[row.node_id] if n in WINDOWS)
+            # While a window has begun in the future, it counts what lapses: each deadline is before it.
+            lapsed = max(row.created_ms, row.deadline_unix * 1000)
+            self.model.capture(hold, row.amount, at=begun if begun > self.books.clock.now_ms else lapsed)
             return hold
         self.books.step(hold, Expire(2**40))
         del self.model.live[hold]

@@ -61,7 +61,7 @@ class TakenSlot:
     def __del__(self) -> None:
         if not getattr(self, "_left", True):
             self._left = True
-            self._slots.drop(self.where, self.inside)
+            self._slots.drop(self.where, self.inside, None)
 
 
 _AROUND: Final[ContextVar[tuple[ReferenceType[TakenSlot], ...]]] = ContextVar("x402guard_slots_around", default=())
@@ -96,7 +96,7 @@ def carry_around(function: Callable[P, R]) -> Callable[P, R]:
 
     def carried(*args: P.args, **kwargs: P.kwargs) -> R:
         before = _AROUND.get()
-        _AROUND.set((*before, *outer))
+        _AROUND.set(tuple(dict.fromkeys((*before, *outer))))
         try:
             return function(*args, **kwargs)
         finally:
@@ -117,7 +117,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._dropped: deque[tuple[str, Iterable[TakenSlot]]] = deque()
+        self._left: deque[tuple[str, Iterable[TakenSlot], TakenSlot | None]] = deque()
         self._taken: dict[str, int] = {}
         self._extra: dict[str, int] = {}  # of these, above the number that is allowed
         self._holders: dict[str, WeakSet[TakenSlot]] = {}
@@ -125,34 +125,52 @@ class Slots:
         self._most: dict[str, int] = {}  # of the places where calls wait: how many slots there are
         self._followed: WeakKeyDictionary[TakenSlot, Callable[[], bool]] = WeakKeyDictionary()
 
-    def drop(self, where: str, inside: Iterable[TakenSlot]) -> None:
-        """Note the slot of a forgotten call. The garbage collector may call this at any moment, so it takes no lock."""
-        self._dropped.append((where, inside))
+    def drop(self, where: str, inside: Iterable[TakenSlot], slot: TakenSlot | None) -> None:
+        """Note a slot that was left; of a forgotten call without the slot itself. It takes no lock."""
+        self._left.append((where, inside, slot))
+
+    def leave(self, slot: TakenSlot) -> None:
+        """Release a slot. The garbage collector may call this at any moment, also of a thread that has the lock."""
+        self.drop(slot.where, slot.inside, slot)
+        self._collect()
 
     def follow(self, slot: TakenSlot, is_lost: Callable[[], bool]) -> None:
         """Give a slot back to a call that waits once *is_lost* says so."""
-        with self._lock:
+        with self._locked():
             self._followed[slot] = is_lost
 
     def _look(self) -> None:
         """Give back the slots that were lost: the call that has one does not end, or its task is the one that waits."""
-        with self._lock:
+        with self._locked():
             known = list(self._followed.items())
         for slot, is_lost in known:
             if is_lost():
                 slot.leave()
         self._collect()
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. What leaves its slot meanwhile cannot wait for it, so it is looked for afterwards."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._collect()
+
     def _collect(self) -> None:
-        """Give back the slots that were dropped."""
-        with suppress(IndexError):
-            while True:
-                self.give_back(*self._dropped.popleft())
+        """Give back the slots that were left, unless another call has the lock: that one looks again."""
+        while self._left and self._lock.acquire(blocking=False):
+            try:
+                with suppress(IndexError):
+                    while True:
+                        self._give_back(*self._left.popleft())
+            finally:
+                self._lock.release()
 
     def _try(self, where: str, most: int, wake: Callable[[], None]) -> _Waiting:
         self._collect()
-        with self._lock:
-            waiting = _Waiting(wake, most)
+        waiting = _Waiting(wake, most)
+        with self._locked():
             taken = self._taken.get(where, 0)
             if taken < most:
                 self._taken[where] = taken + 1
@@ -168,31 +186,27 @@ class Slots:
                     self._pass_insiders()
             return waiting
 
-    def leave(self, slot: TakenSlot) -> None:
-        """Release a slot."""
-        with self._lock:
-            self._holders[slot.where].discard(slot)
-        self.give_back(slot.where, slot.inside)
-
-    def give_back(self, where: str, inside: Iterable[TakenSlot] = ()) -> None:
+    def _give_back(self, where: str, inside: Iterable[TakenSlot], left: TakenSlot | None) -> None:
         """Hand a slot to the next in the queue, or free it."""
-        with self._lock:
-            for slot in inside:
-                slot.waits -= 1
-            extra = self._extra.pop(where, 0)
-            if extra > 1:
-                self._extra[where] = extra - 1
-            if not extra and where in self._lines:
-                self._grant(where, self._lines[where][0])
-                return
-            left = self._taken[where] - 1
-            if left:
-                self._taken[where] = left
-            else:
-                del self._taken[where]
-                self._holders.pop(where, None)
-            if extra:
-                self._pass_insiders()
+        if left is not None:
+            self._holders[where].discard(left)
+            left.inside = ()
+        for slot in inside:
+            slot.waits -= 1
+        extra = self._extra.pop(where, 0)
+        if extra > 1:
+            self._extra[where] = extra - 1
+        if not extra and where in self._lines:
+            self._grant(where, self._lines[where][0])
+            return
+        others = self._taken[where] - 1
+        if others:
+            self._taken[where] = others
+        else:
+            del self._taken[where]
+            self._holders.pop(where, None)
+        if extra:
+            self._pass_insiders()
 
     def _grant(self, where: str, waiting: _Waiting, *, extra: bool = False) -> None:
         waiting.granted, waiting.is_extra = True, extra
@@ -236,7 +250,7 @@ class Slots:
 
     def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
         """Return the slot if it was granted, else leave the queue. A slot that is not kept goes to the next."""
-        with self._lock:
+        with self._locked():
             if not waiting.granted:
                 self._take_out(where, waiting)
                 return None

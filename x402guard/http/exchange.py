@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from x402guard.errors import CallTimeout
+from x402guard.flow.bulkheads import around
 from x402guard.flow.context import Context
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
@@ -196,7 +197,8 @@ class Exchanged(_ExchangeState):
         replay = response.stream if isinstance(response.stream, Replay) else self._library.of(Replay)(response.stream)
         response.stream = replay
         try:
-            raw = replay.keep(effect.limit)
+            with around(None):  # read ahead here, and not by the caller
+                raw = replay.keep(effect.limit)
         except Exception as error:
             raise SendFailed(error, before_connection=False) from error
         return None if raw is None else decoded_body(response, raw, effect.limit)
@@ -263,7 +265,8 @@ class AsyncExchanged(_ExchangeState):
         )
         response.stream = replay
         try:
-            raw = await replay.keep(effect.limit)
+            with around(None):  # read ahead here, and not by the caller
+                raw = await replay.keep(effect.limit)
         except Exception as error:
             raise SendFailed(error, before_connection=False) from error
         return None if raw is None else decoded_body(response, raw, effect.limit)

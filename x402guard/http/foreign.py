@@ -45,9 +45,9 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], request:
     for payment in payments if choice != "allow" else ():
         taking = most_taken(payment, context.registry) if choice == "book" or context.shadow else None
         if taking is None:
-            raise (yield from refused(context, _refusal(payment, route, choice)))
+            raise (yield from refused(context, _refusal(payment, request.begun or route, choice)))
         if choice == "refuse":
-            yield from enforce(context, _refusal(payment, route, choice))
+            yield from enforce(context, _refusal(payment, request.begun or route, choice))
         above = above_quote(taking.amount, request, context)
         if above is not None:
             raise (yield from refused(context, above))  # a quote is the caller's own, and holds in shadow mode as well

@@ -113,7 +113,7 @@ CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")
 def windows_ahead(ledger: LedgerReads) -> dict[str, int]:
     """Return the budgets whose window begins in the future, and what each had used before the present one began.
 
-    In nano-dollars, at most: a correction since then that gives something back may be one of what was used before. A
+    In nano-dollars, at most: what was given back since then of what was used before is not used any more. A
     clock that was ahead has begun these windows, and taken what the present one has used for past. What was held then
     counts when it is captured, wherever that was: in the budget, or in one below it.
     """
@@ -122,8 +122,12 @@ def windows_ahead(ledger: LedgerReads) -> dict[str, int]:
         if node.window is None or node.since_ms <= now_ms:
             continue
         start_ms = window_start_ms(node.window, now_ms)
+        entries = [each for each in ledger.entries(node.id) if each.captured]
+        before = {each.hold_id for each in entries if each.at_ms < start_ms}
         found[node.id] = sum(
-            each.captured if each.at_ms < start_ms else min(0, each.captured) for each in ledger.entries(node.id)
+            each.captured if each.at_ms < start_ms else min(0, each.captured)
+            for each in entries
+            if each.hold_id in before
         )
     return found
 

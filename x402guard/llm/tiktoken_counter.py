@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 import threading
 from binascii import a2b_base64
 from collections.abc import Collection
+from contextlib import suppress
 from importlib.resources import files
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
     from tiktoken import Encoding
 
 _ENCODINGS: Final[dict[str, Encoding]] = {}
-_LOCK: Final = threading.Lock()
+_LOCKS: Final = [threading.Lock()]
+os.register_at_fork(after_in_child=lambda: _LOCKS.__setitem__(0, threading.Lock()))
 _LOADERS: Final[list[threading.Thread]] = []
-_BROKEN: Final[set[str]] = set()
+_BROKEN: Final[dict[str, str]] = {}
 _DEFAULT_MODEL: Final = "gpt-4o"
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 _PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
@@ -96,8 +99,10 @@ def _check_model(model: object) -> None:
 
 
 def _encoding(name: str) -> Encoding:
+    if name in _BROKEN:
+        raise ValueError(_BROKEN[name])
     if name not in _ENCODINGS:
-        with _LOCK:
+        with _LOCKS[0]:
             if name not in _ENCODINGS:
                 _ENCODINGS[name] = _build(name)
     if not _have_loaded():
@@ -107,23 +112,24 @@ def _encoding(name: str) -> Encoding:
 
 def _load_others() -> None:
     """Load the other vocabularies in a thread: until all have loaded, no count runs on an event loop."""
-    with _LOCK:
+    with _LOCKS[0]:
         if any(thread.is_alive() for thread in _LOADERS):  # none is after a fork
             return
         _LOADERS[:] = [threading.Thread(target=_load, args=(_CARRIED - _ENCODINGS.keys(),), daemon=True)]
-        _LOADERS[0].start()
+        with suppress(RuntimeError):  # no thread can start: a later count tries again
+            _LOADERS[0].start()
 
 
 def _load(names: Collection[str]) -> None:
     for name in names:
         try:
             _ENCODINGS.setdefault(name, _build(name))  # without the lock, which a fork would copy
-        except Exception:  # noqa: BLE001 - each count of this vocabulary raises it
-            _BROKEN.add(name)
+        except Exception as error:  # noqa: BLE001 - each count of this vocabulary raises it
+            _BROKEN[name] = str(error)
 
 
 def _have_loaded() -> bool:
-    return _ENCODINGS.keys() | _BROKEN >= _CARRIED
+    return _ENCODINGS.keys() | _BROKEN.keys() >= _CARRIED
 
 
 def _build(name: str) -> Encoding:

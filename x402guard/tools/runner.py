@@ -32,11 +32,14 @@ class Running:
         if self._limit_s is None:
             return call()
         slot = self.slot
+        aside = Aside(call, lambda _: None if slot is None else slot.leave())
         try:
-            return Aside(call, lambda _: None if slot is None else slot.leave()).within(self._limit_s)
+            return aside.within(self._limit_s)
         except TooLate:
-            self.slot = None  # the thread releases it when it ends
             raise self._timed_out() from None
+        finally:
+            if aside.was_left:  # by a time-out or Ctrl-C: its thread releases the slot when it ends
+                self.slot = None
 
     async def awaited(self, call: Callable[[], Awaitable[R]]) -> R:
         """``run`` for a coroutine, which is cancelled after the time limit."""
