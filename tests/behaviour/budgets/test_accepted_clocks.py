@@ -149,6 +149,47 @@ def test_a_budget_that_is_used_on_both_sides_of_a_clock_that_was_ahead_is_trippe
     team.books.close()
 
 
+@pytest.mark.parametrize("before", [0, 6])
+def test_what_was_given_back_of_the_open_window_is_nothing_of_the_one_before(ledger_url, before):
+    """$4 of today's $10 are found unused and spent again; then a clock is a day ahead, and the owner accepts the right one."""
+    team = Team(ledger_url)
+    team.clock.tick(-12 * 3_600)
+
+    def claims(name, number):
+        intent = an_intent(number, 1_000_000, team.clock() // 1000 + 60)
+        row = a_hold(name, "$1.00", "s", now_ms=team.clock(), chain_evidence=True, intent=intent)
+        facts = {"kind": "payment", "deadline": row.deadline_unix}
+        written = team.books.change(lambda view: authorize(view, row, facts), nodes=("s",), holds=(row.id,))
+        assert isinstance(written, Hold)
+        team.books.step(name, Capture(usd("$1.00"), Evidence.CLAIMED))
+        return row
+
+    for number in range(before):
+        claims(f"yesterday {number}", 100 + number)
+    if before:
+        team.clock.tick(DAY_S)
+        team.opened()
+    held = [claims(f"today {number}", number + 1) for number in range(10)]
+    team.clock.tick(600)
+    for row in held[:4]:
+        finding = Unused(team.clock() // 1000 + 3_600)
+        team.books.change(
+            lambda view, row=row, finding=finding: weigh(view, row.id, finding),
+            nodes=("s",),
+            holds=(row.id,),
+            marks=weigh_marks(row, finding),
+        )
+    assert all(team.spends(f"again {number}", "$1.00") for number in range(3))
+    team.clock.tick(26 * 3_600)
+    team.spends("ahead", "$1.00")
+    team.clock.tick(-26 * 3_600 + 60)
+    accept_clock(team.books.store, "owner")
+    node = team.books.row("budget:team")
+    assert (node.counted, str(node.state)) == (usd("$10.00"), "open")
+    assert not team.spends("more", "$0.01")
+    team.books.close()
+
+
 GUARDS = Policy(velocity=Velocity(dollars_per_day="$1.00"), breaker=Breaker(), loop=None)
 
 

@@ -1,6 +1,8 @@
 """Calls inside calls: those that have all the slots may wait for slots themselves. Each gets one, and no other one more than its number."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -314,3 +316,55 @@ def test_a_tool_that_uses_itself_and_a_busy_one_at_the_same_time(most):
             await asyncio.gather(*(research(1) for _ in range(most)), *others)
 
         asyncio.run(go())  # a use that gets no slot is refused
+
+
+@pytest.mark.parametrize("status", [402, 500])
+def test_an_answer_that_is_read_ahead_is_not_read_by_its_caller(status):
+    """It is too large to be read to its end ahead, and another task reads it: the one that opens them waits."""
+    counts = {"now": 0, "most": 0}
+
+    class Body(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            for _ in range(40):
+                yield b"x" * 8_192
+            await anyio.sleep(0.05)
+            yield b"y"
+
+        async def aclose(self):
+            counts["now"] -= 1
+
+    async def provider(_request):
+        counts["now"] += 1
+        counts["most"] = max(counts["most"], counts["now"])
+        return httpx.Response(status, headers={"content-type": "application/json"}, stream=Body())
+
+    async def go(session):
+        async with async_client(session, provider) as http, asyncio.TaskGroup() as tasks:
+            for n in range(8):
+                tasks.create_task((await http.send(build(http, "llm", n), stream=True)).aread())
+
+    with opened(2) as guard, guard.session("s", budget="$5") as session:
+        asyncio.run(go(session))
+        assert counts["most"] <= 3  # a slot is left before the body is closed
+
+
+def test_a_tool_whose_caller_is_interrupted_keeps_its_slot_until_its_thread_ends():
+    with opened(1) as guard, guard.session("s", budget="$5") as session:
+        running, most, go_on = [], [], threading.Event()
+
+        @session.tool(cost="$0.01", name="slow", timeout_s=30)
+        def slow(waits):
+            running.append(waits)
+            most.append(len(running))
+            if waits:
+                go_on.wait(10)
+            running.remove(waits)
+
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            slow(True)
+        timer.join()
+        threading.Timer(0.2, go_on.set).start()
+        slow(False)
+        assert most == [1, 1]

@@ -457,3 +457,35 @@ def test_a_slot_above_the_number_that_is_forgotten_lets_its_outer_call_work_agai
     assert (outer.waits, places._extra, places._taken) == (0, {}, {"tool a": 1})
     outer.leave()
     assert is_free(places)
+
+
+def test_a_generator_that_the_collector_closes_inside_the_lock_waits_for_nothing():
+    """What leaves a slot may be the end of a generator in a cycle: the collector comes in the middle of any allocation."""
+    places, before, inside = Slots(), gc.get_threshold(), []
+    gc.callbacks.append(lambda phase, _info: inside.append(phase) if places._lock.locked() else None)
+
+    def reads(slot):
+        try:
+            yield 1
+        finally:
+            slot.leave()
+
+    try:
+        for turn in range(300):
+            gc.disable()
+            answer = [reads(places.enter("host a", 2, 0))]
+            next(answer[0])
+            answer.append(answer)
+            del answer
+            gc.set_threshold(1 + turn % 30, 1, 1)
+            gc.enable()
+            kept = places.enter("host b", 1, 0)
+            kept.leave()
+            gc.set_threshold(*before)
+            gc.collect()
+            assert is_free(places), f"in turn {turn}"
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*before)
+        gc.enable()
+    assert inside, "it never came inside"
