@@ -136,41 +136,33 @@ class Slots:
 
     def follow(self, slot: TakenSlot, is_lost: Callable[[], bool]) -> None:
         """Give a slot back to a call that waits once *is_lost* says so."""
-        with self._locked():
+        with self._lock:
             self._followed[slot] = is_lost
+        self._collect()
 
     def _look(self) -> None:
         """Give back the slots that were lost: the call that has one does not end, or its task is the one that waits."""
-        with self._locked():
+        with self._lock:
             known = list(self._followed.items())
         for slot, is_lost in known:
             if is_lost():
                 slot.leave()
         self._collect()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock. What leaves its slot meanwhile cannot wait for it, so it is looked for afterwards."""
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._collect()
-
     def _collect(self) -> None:
-        """Give back the slots that were left, unless another call has the lock: that one looks again."""
-        while self._left and self._lock.acquire(blocking=False):
-            try:
-                with suppress(IndexError):
-                    while True:
-                        self._give_back(*self._left.popleft())
-            finally:
-                self._lock.release()
+        """Give back the slots that were left, unless a call has the lock, maybe this thread: it looks when it has ended.
+
+        After Ctrl-C it may not, and the next call looks, or the one that waits.
+        """
+        while self._left and not self._lock.locked():
+            with self._lock, suppress(IndexError):
+                while True:
+                    self._give_back(*self._left.popleft())
 
     def _try(self, where: str, most: int, wake: Callable[[], None]) -> _Waiting:
         self._collect()
         waiting = _Waiting(wake, most)
-        with self._locked():
+        with self._lock:
             taken = self._taken.get(where, 0)
             if taken < most:
                 self._taken[where] = taken + 1
@@ -184,7 +176,8 @@ class Slots:
                     slot.waits_for.append(where)
                 if waiting.inside:
                     self._pass_insiders()
-            return waiting
+        self._collect()
+        return waiting
 
     def _give_back(self, where: str, inside: Iterable[TakenSlot], left: TakenSlot | None) -> None:
         """Hand a slot to the next in the queue, or free it."""
@@ -250,13 +243,15 @@ class Slots:
 
     def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
         """Return the slot if it was granted, else leave the queue. A slot that is not kept goes to the next."""
-        with self._locked():
-            if not waiting.granted:
+        slot = None
+        with self._lock:
+            if waiting.granted:
+                slot = TakenSlot(self, where, list(waiting.inside) if waiting.is_extra else ())
+                self._holders.setdefault(where, WeakSet()).add(slot)
+            else:
                 self._take_out(where, waiting)
-                return None
-            slot = TakenSlot(self, where, list(waiting.inside) if waiting.is_extra else ())
-            self._holders.setdefault(where, WeakSet()).add(slot)
-        if not keep:
+        self._collect()
+        if slot is not None and not keep:
             slot.leave()
         return slot
 
