@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain
+from queue import Empty, SimpleQueue
 from typing import Final, ParamSpec, TypeVar
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
@@ -217,7 +218,8 @@ class Slots:
     def _pass_insiders(self) -> None:
         """Grant slots above the number to calls inside calls that hold one and only wait: else none of these could end.
 
-        Of the holders of a place, no more than its number do anything but wait for calls inside them.
+        Of the holders of a place, no more than its number do anything but wait for calls inside them; more, once one of
+        them has given up waiting, or waits no more at another place.
         """
         for where in list(self._lines):
             busy = self._taken.get(where, 0) - sum(bool(slot.waits) for slot in self._holders.get(where, ()))
@@ -257,12 +259,15 @@ class Slots:
 
     def enter(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
         """Return one of *most* slots, or None if none is free within *wait_s* seconds."""
-        event = threading.Event()
-        waiting = self._try(where, most, event.set)
+        woken: SimpleQueue[None] = (
+            SimpleQueue()
+        )  # an Event has a lock, and a finalizer may wake this thread while it has that
+        waiting = self._try(where, most, lambda: woken.put(None))
         keep = False
         try:
             for left_s in self._looks(waiting, wait_s):
-                event.wait(left_s)
+                with suppress(Empty):
+                    woken.get(timeout=left_s)
             keep = True
         finally:
             slot = self._end(where, waiting, keep=keep)

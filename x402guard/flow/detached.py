@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -133,8 +134,8 @@ class Aside(Generic[R]):
         self._call, self._late = call, late
         self._context = copy_context()
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._wake: Callable[[], None] = self._done.set
+        self._done: SimpleQueue[None] = SimpleQueue()  # Ctrl-C may leave the lock of an Event behind
+        self._wake: Callable[[], None] = partial(self._done.put, None)
         self._left = self._over = False
         self._result: R | None = None
         self._error: BaseException | None = None
@@ -178,13 +179,12 @@ class Aside(Generic[R]):
         """Return its result or raise its error. Raises ``TooLate`` if neither comes in time."""
         self._start()
         try:
-            came = self._done.wait(seconds)
-        except BaseException:  # Ctrl-C
+            self._done.get(timeout=None if seconds is None else max(0.0, seconds))
+        except BaseException as error:  # Ctrl-C too
             self._leave()
+            if isinstance(error, Empty):
+                raise TooLate from None
             raise
-        if not came:
-            self._leave()
-            raise TooLate
         return self._ended()
 
     async def awaited_within(self, seconds: float | None) -> R:
