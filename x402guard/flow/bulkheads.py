@@ -259,9 +259,8 @@ class Slots:
 
     def enter(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
         """Return one of *most* slots, or None if none is free within *wait_s* seconds."""
-        woken: SimpleQueue[None] = (
-            SimpleQueue()
-        )  # an Event has a lock, and a finalizer may wake this thread while it has that
+        # No Event: it has a lock, and a finalizer may wake this thread while the thread has that.
+        woken: SimpleQueue[None] = SimpleQueue()
         waiting = self._try(where, most, lambda: woken.put(None))
         keep = False
         try:

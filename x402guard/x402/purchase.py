@@ -376,7 +376,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
             offer=offer,
             payer=context.payer,
             now_unix=view.clock_ms // 1000,
-            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),  # a shadow may have excused a shorter one
+            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),  # shadow mode excuses a shorter one
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",
         )
