@@ -369,14 +369,13 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
     if context.payer is None:
         raise ValueError("a payment needs a payer")
     hold_id = request.entropy.hex()
-    intent = scheme_for(
-        offer.scheme, offer.method
-    ).propose(
+    # In shadow mode a shorter lifetime was excused.
+    intent = scheme_for(offer.scheme, offer.method).propose(
         Proposal(
             offer=offer,
             payer=context.payer,
             now_unix=view.clock_ms // 1000,
-            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),  # shadow mode excuses a shorter one
+            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",
         )
