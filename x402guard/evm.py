@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NewType
 
@@ -23,11 +24,17 @@ def is_transaction(text: str) -> bool:
 
 def keccak(data: bytes) -> bytes:
     """Return the Keccak-256 hash of *data*, 32 bytes. What computes it loads on first use."""
+    return _keccak()(data)
+
+
+@lru_cache(maxsize=1)
+def _keccak() -> Callable[[bytes], bytes]:
     from eth_hash.auto import keccak as compute
 
-    return compute(data)
+    return compute
 
 
+@lru_cache(maxsize=4096)
 def checksum_address(raw: bytes) -> Address:
     """Return the EIP-55 form of a 20-byte address. Raises ``ValueError`` for any other length."""
     if len(raw) != 20:

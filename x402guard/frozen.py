@@ -59,9 +59,3 @@ def _reading(kind: type[Any]) -> tuple[tuple[str, ...], attrgetter[tuple[Any, ..
         raise TypeError(f"{kind.__name__} has too few fields to be copied; write it out")
     _READ[kind] = names, attrgetter(*names)
     return _READ[kind]
-
-
-def values_of(row: Struct) -> dict[str, Any]:
-    """Return the fields of a row by name, and those of a row in it; other values are not copied."""
-    found = ((name, getattr(row, name)) for name in row.__struct_fields__)
-    return {name: values_of(value) if isinstance(value, Struct) else value for name, value in found}

@@ -8,9 +8,7 @@ from msgspec import Struct
 
 from tests.support import processes
 from tests.support.ledger import a_hold
-from x402guard.frozen import read_struct, replace, values_of
-from x402guard.ledger.model import Claim
-from x402guard.ledger.transitions import Note
+from x402guard.frozen import read_struct, replace
 from x402guard.policy.steps import Step
 
 
@@ -52,11 +50,6 @@ def test_checks_run_again_and_unknown_fields_are_refused():
         replace(a_hold("h1", "$0.10"), three=3)
     with pytest.raises(AttributeError):
         a_hold("h1", "$0.10").captured = 5
-
-
-def test_the_values_of_a_row_are_those_of_the_rows_in_it_too():
-    note = Note(claim=Claim(5, "0x1"), doubt="why")
-    assert values_of(note) == {"doubt": "why", "claim": {"amount": 5, "transaction": "0x1"}, "words": None}
 
 
 _FIRST_READ_BY_THREADS = """

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import anyio
+from msgspec.structs import replace
 
 from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
 from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, PolicyDenied, SettlementUncertain
@@ -21,7 +22,6 @@ from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Payer
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind, HoldState
 from x402guard.money import Dollars

@@ -57,7 +57,7 @@ class Block(Struct, frozen=True):
     @classmethod
     def of(cls, answer: Any) -> Block:
         """Return the block in a node's answer. Raises ``NodeRefuses`` if there is none."""
-        if not isinstance(answer, Mapping):
+        if type(answer) is not dict and not isinstance(answer, Mapping):
             raise NodeRefuses("the node has no such block")
         return cls(hexadecimal(answer["hash"]), quantity(answer["number"]), quantity(answer["timestamp"]))
 

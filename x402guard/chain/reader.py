@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.assets import near_network, resolve_network
 from x402guard.chain.logs import (
@@ -31,7 +32,6 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUn
 from x402guard.errors import ConfigError
 from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
-from x402guard.frozen import replace
 from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold

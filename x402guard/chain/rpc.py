@@ -6,7 +6,6 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
@@ -319,14 +318,7 @@ def octets(value: Any) -> bytes:
 
 def hexadecimal(value: Any) -> str:
     """Return the bytes of a node's answer as 0x and lower-case hex. Raises ``ChainUnreadable`` if it is not hex."""
-    short = type(value) is str and len(value) <= _WORD_DIGITS
-    return _hexadecimal(value) if short else "0x" + octets(value).hex()
-
-
-@lru_cache(maxsize=4_096)
-def _hexadecimal(word: str) -> str:
-    # The logs of a wallet name the same few addresses and events again and again.
-    return "0x" + octets(word).hex()
+    return "0x" + octets(value).hex()
 
 
 def quantity(value: Any) -> int:

@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 import httpx
 import typer
+from msgspec.structs import replace
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, typed_request
 from x402guard.cli.policy import explainer_of, show_verdicts
 from x402guard.errors import ConfigError
 from x402guard.flow.receipt import Receipt, undelivered
-from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings

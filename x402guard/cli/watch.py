@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -16,7 +17,6 @@ from rich.text import Text
 from x402guard.cli.arguments import AsJson, LedgerUrl, seconds, tell_as_of
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.surroundings import ending_signals
-from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.policy.checks import check_choice
 from x402guard.views.live import STATES, LiveView, chosen

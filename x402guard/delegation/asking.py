@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from x402guard.errors import ConfigError, LedgerUnavailable, SessionClosed
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Flow, Interrupted, Transact, cause, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal, check_open
 from x402guard.ledger.inputs import (
     Input,

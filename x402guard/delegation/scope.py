@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.context import Context
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from x402guard.errors import ApprovalDenied, CircuitOpen, PaymentRefused
 from x402guard.flow.budget_queue import BudgetQueue, note_begun
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Ask, Flow, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
 from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.owner import trip_node

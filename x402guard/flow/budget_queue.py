@@ -6,9 +6,10 @@ from collections import deque
 from contextvars import ContextVar
 from typing import Final
 
+from msgspec.structs import replace
+
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Transact
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.model import Hold, HoldKind

@@ -144,7 +144,7 @@ class Slots:
     def _look(self) -> None:
         """Give back the slots that were lost: the call that has one does not end, or its task is the one that waits."""
         with self._lock:
-            known = list(self._followed.items())
+            known = list(self._followed.items()) if len(self._followed) else []
         for slot, is_lost in known:
             if is_lost():
                 slot.leave()

@@ -41,7 +41,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.shell import LOG, Approver, Observer, Shell
+from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
@@ -218,7 +218,7 @@ def _write(effect: Transact[Any], shell: Shell) -> _Transacted:
 
     def change(view: LedgerView) -> Any:
         views[:] = [view]  # the change may run again: the last run is the committed one
-        view.shadow = shell.shadow
+        view.shadow, view.is_logged = shell.shadow, shell.observer is not None or is_logged("info")
         if shell.kill_file is not None and _is_there(shell.kill_file):
             view.killed_by = str(shell.kill_file)
         return effect.change(view)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import (
     BUDGET,
     Refusal,

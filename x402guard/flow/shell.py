@@ -14,7 +14,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.view import LedgerView, Notice, Severity
 from x402guard.policy.approvals import Answer, ApprovalRequest
 
 R = TypeVar("R")
@@ -42,10 +42,15 @@ class Observer(Protocol):
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 
 
+def is_logged(severity: Severity) -> bool:
+    """Return whether a log takes notices of a severity."""
+    return LOG.isEnabledFor(_LEVELS[severity])
+
+
 def log_notice(notice: Notice) -> None:
     """Write a notice as a log record. Its fields are attributes of the record; ``event`` is the notice's kind."""
     level = _LEVELS[notice.severity]
-    if LOG.isEnabledFor(level):
+    if is_logged(notice.severity):
         fields = notice.to_dict()
         del fields["message"]  # the record has its own
         # A reason may be an agent's words: no line of theirs looks like one of ours.

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
 from x402guard.guard.arguments import gone_instances
 from x402guard.guard.guard import Guard
 from x402guard.ledger.delegations import DelegationState

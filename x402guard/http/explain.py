@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import httpx
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
-from x402guard.frozen import replace
 from x402guard.http.leaving import CONNECT
 from x402guard.http.request import lines_of, mark_guarded, request_facts
 from x402guard.http.response import decoded_body

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
-from x402guard.frozen import replace
 from x402guard.ledger.budgets import find_shortfall
 from x402guard.ledger.model import (
     ALL_STARVED,

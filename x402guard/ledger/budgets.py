@@ -16,8 +16,8 @@ import json
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from x402guard.frozen import replace
 from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars

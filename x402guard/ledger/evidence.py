@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address, is_transaction
-from x402guard.frozen import replace, values_of
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
@@ -147,7 +148,7 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     hold = view.known_hold(hold_id)
     _note_receipt(view, hold, claim)
     if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
-        facts = {"name": "late_claim", "claim": values_of(claim)}
+        facts = {"name": "late_claim", "claim": asdict(claim)}
         view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
         hold = replace(hold, claim=claim)
         view.put_hold(hold)

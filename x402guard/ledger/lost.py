@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
-from x402guard.frozen import replace
 from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
 from x402guard.ledger.evidence import claim_settlement
 from x402guard.ledger.model import (

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
 from x402guard.ledger.budgets import (
     KILL_SWITCH,
     forget_soft_limits,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
 from x402guard.ledger.model import Delivery, Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
-from x402guard.frozen import replace
 from x402guard.ledger.budgets import settle_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState, Window

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import note_soft_limits
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from x402guard.errors import LedgerUnavailable
-from x402guard.frozen import replace
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.money import Nanos
 

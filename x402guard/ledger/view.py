@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
+from msgspec.structs import replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldState, Node, entry_hash
 from x402guard.ledger.tree import borrows, lends
 from x402guard.ledger.windows import rolled
@@ -27,13 +27,13 @@ MarkKey = tuple[str, str]
 _ENCODED: Final = Encoder(order="sorted").encode
 
 
-def _as_text(facts: Mapping[str, Any]) -> str:
+def as_text(facts: Mapping[str, Any]) -> str:
     """Return facts as compact JSON. Lone surrogates are replaced: no file can store them, and an entry must be written."""
     try:
         return _ENCODED(facts).decode()
     except UnicodeEncodeError:
         return (
-            json.dumps(facts, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+            json.dumps(to_builtins(facts), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
             .encode("utf-8", "replace")
             .decode()
         )
@@ -149,6 +149,7 @@ class LedgerView:
         mark: key → a mark of the scope, or None if it does not exist.
         killed_by: the path of the existing kill file, or ""; set by the driver that runs the change.
         shadow: True if the owner's rules refuse and trip nothing; set by the driver that runs the change.
+        is_logged: False if no log and no observer takes notices of ``info`` for it alone; set by the driver that runs the change.
         excused: (rule, reason) of what the rules would have refused in this change.
         recheck: True if the chain has to be asked soon, in the background, about what this change has written.
     """
@@ -196,6 +197,7 @@ class LedgerView:
         self.restrains = False
         self.killed_by = ""
         self.shadow = False
+        self.is_logged = True
         self.excused: list[tuple[str, str]] = []
         self.recheck = False
 
@@ -280,7 +282,7 @@ class LedgerView:
         Raises ``IllegalTransition`` if a balance would become negative, or for a node outside the scope.
         """
         node = self._nodes[node_id]
-        data = _as_text(facts) if facts else "{}"
+        data = as_text(facts) if facts else "{}"
         seq, at_ms = node.seq + 1, self.now_ms
         covered = (
             node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, node.head
@@ -323,6 +325,8 @@ class LedgerView:
         logged_only: bool = False,
     ) -> None:
         """Add a notice to those that are sent after this change is in the ledger. Amounts are in nano-dollars."""
+        if logged_only and severity == "info" and not self.is_logged:
+            return
         self.notices.append(
             Notice(
                 kind=kind,
@@ -353,6 +357,8 @@ class LedgerView:
 
     def node_rows(self) -> list[Node]:
         """Return the nodes that changed, parents before children."""
+        if len(self.changed_nodes) < 2:
+            return list(self.changed())
         rows: list[tuple[int, str]] = []
         for node_id in self.changed_nodes:
             parent, depth = self._nodes[node_id].parent_id, 0

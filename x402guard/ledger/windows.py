@@ -12,8 +12,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final, get_args
 
+from msgspec.structs import replace
+
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
 from x402guard.ledger.model import Node, Per, Window
 
 _UTC: Final = "UTC"
@@ -54,9 +55,17 @@ def zone(tz: str) -> dt.tzinfo:
         return zoneinfo.ZoneInfo.from_file(rules, key=tz)
 
 
+_LAST_SEEN: Final[dict[Window, tuple[int, int]]] = {}
+"""The start and the end of the window that was asked for last: each change of a ledger asks for the present one."""
+
+
 def window_start_ms(window: Window, now_ms: int) -> int:
     """Return the start of the window that contains *now_ms*, both in unix milliseconds. A week starts on Monday."""
-    return _midnight_ms(_first_day(window, now_ms), window)
+    start_ms, end_ms = _LAST_SEEN.get(window, (0, 0))
+    if not start_ms <= now_ms < end_ms:
+        start_ms, end_ms = _midnight_ms(_first_day(window, now_ms), window), window_end_ms(window, now_ms)
+        _LAST_SEEN[window] = start_ms, end_ms
+    return start_ms
 
 
 def window_end_ms(window: Window, now_ms: int) -> int:

@@ -8,13 +8,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, TokensExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import find_shortfall, room_on_path
 from x402guard.ledger.model import NOTHING, WALLET, Hold, HoldKind

@@ -8,10 +8,10 @@ from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
 from x402guard.llm.models import READ_ON, base_name, model_maximum

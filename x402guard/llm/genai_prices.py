@@ -11,9 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.flow.ports import Usage
-from x402guard.frozen import replace
 from x402guard.llm.prices import PricedModel
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import Unpriced
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
 from x402guard.llm.media import Media

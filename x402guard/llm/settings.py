@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.frozen import replace
+from msgspec.structs import replace
+
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole

@@ -12,9 +12,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
-from x402guard.frozen import replace
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
@@ -77,9 +76,9 @@ class Step(Struct, frozen=True):
     reset_key: MarkKey = reset_mark("")
 
     def __post_init__(self) -> None:
-        run_id = run_of(self.node_id)
+        run_id, reset_key = _run_of(self.node_id)
         force_setattr(self, "run_id", run_id)
-        force_setattr(self, "reset_key", reset_mark(run_id))
+        force_setattr(self, "reset_key", reset_key)
 
     @property
     def shown(self) -> str:
@@ -94,6 +93,11 @@ class Step(Struct, frozen=True):
 def run_of(node_id: str) -> str:
     """Return the run of a budget: the id of its outermost session. Children share its counters."""
     return node_id.split("/", 1)[0]
+
+
+@lru_cache(maxsize=256)
+def _run_of(node_id: str) -> tuple[str, MarkKey]:
+    return run_of(node_id), reset_mark(run_of(node_id))
 
 
 def short_route(method: str, host: str, path: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, NeedsReview, PaymentRefused, PolicyDenied
-from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole

@@ -10,6 +10,8 @@ from x402guard.ledger.model import Delivery, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.stores.views import lapses, least_checked
 
+_HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED
+
 
 class MemoryRows:
     """The nodes, holds and marks that changes read and write (see ``Rows``): of a whole ledger, or of what was loaded."""
@@ -51,7 +53,7 @@ class MemoryRows:
         before = self.live.get(hold.id)
         if lapses(hold) and (before is None or not lapses(before)):
             heappush(self._deadlines, (hold.deadline_unix, hold.id))
-        _index(self.live, hold, inside=hold.state is HoldState.HELD)
+        _index(self.live, hold, inside=hold.state is _HELD)
         self._put_purchase(hold)
         proves = hold.chain_evidence and hold.intent is not None
         _index(self._unproven, hold, inside=proves and _unproven(hold))
@@ -60,7 +62,7 @@ class MemoryRows:
         if hold.purchase_key is None:
             return
         same = self._purchases.setdefault(hold.purchase_key, {})
-        ended = hold.state not in (HoldState.HELD, HoldState.CAPTURED)
+        ended = hold.state not in (_HELD, _CAPTURED)
         _index(same, hold, inside=not ended and hold.delivery in (Delivery.OPEN, Delivery.LOST))
         if not same:
             del self._purchases[hold.purchase_key]
@@ -115,7 +117,7 @@ class MemoryRows:
         """See ``Rows``."""
         found = [hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms)]
         live, captured = (
-            nsmallest(most, (hold for hold in found if (hold.state is HoldState.HELD) is held), key=least_checked)
+            nsmallest(most, (hold for hold in found if (hold.state is _HELD) is held), key=least_checked)
             for held in (True, False)
         )
         return live, captured
@@ -130,7 +132,8 @@ class MemoryRows:
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
-        return {key: self.marks[key] for key in keys if key in self.marks}
+        find = self.marks.get
+        return {key: row for key in keys if (row := find(key)) is not None}
 
 
 def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
@@ -141,10 +144,10 @@ def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
 
 
 def _unproven(hold: Hold) -> bool:
-    on_word = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
-    return hold.state is HoldState.HELD or on_word
+    on_word = hold.state is _CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
+    return hold.state is _HELD or on_word
 
 
 def _may_be_asked_about(hold: Hold, flown_before_ms: int) -> bool:
-    noted = hold.doubt is not None or hold.claim is not None or hold.state is HoldState.CAPTURED
+    noted = hold.doubt is not None or hold.claim is not None or hold.state is _CAPTURED
     return noted or hold.flying_since_ms < flown_before_ms

@@ -18,11 +18,10 @@ from typing import Any, BinaryIO, Final
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.frozen import replace
 from x402guard.ledger.lost import LateEnd, Written
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState, Node
 from x402guard.ledger.purchases import presentation_of

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.json import Decoder, Encoder
+from msgspec.structs import replace
 from typing_extensions import override
 
-from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.memory_rows import MemoryRows

@@ -147,7 +147,7 @@ def least_checked(hold: Hold) -> tuple[int, int]:
 
 def lapses(hold: Hold) -> bool:
     """True for a live hold that ends at its own deadline, because no chain can prove its outcome."""
-    return hold.state is HoldState.HELD and not hold.chain_evidence
+    return not hold.chain_evidence and hold.state is HoldState.HELD
 
 
 def check_change(view: LedgerView, scope: Scope) -> None:

@@ -52,6 +52,8 @@ class ToolCall:
         known: names that a rule can remove; None for any name.
         groups: name of the ``**`` parameter → the names in it.
         shown: its arguments for approvers and the owner's code. They are not stored in the ledger.
+        hold_id: the id of its hold; it differs from that of a payment or an LLM call with the same random bytes.
+        subject: what the owner's rules see of it.
     """
 
     tool: str
@@ -65,14 +67,14 @@ class ToolCall:
     groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
     shown: Readable | Seen | None = field(default=None, repr=False)
     fingerprint: str = field(init=False, default="")
+    hold_id: str = field(init=False, default="")
+    subject: Subject = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fingerprint", fingerprint(self.arguments))
-
-    @property
-    def hold_id(self) -> str:
-        """The id of its hold; it differs from that of a payment or an LLM call with the same random bytes."""
-        return hashlib.sha256(b"tool call" + self.entropy).hexdigest()
+        object.__setattr__(self, "hold_id", hashlib.sha256(b"tool call" + self.entropy).hexdigest())
+        subject = Subject(HoldKind.TOOL, (self.tool,), self.amount, arguments=self.shown)
+        object.__setattr__(self, "subject", subject)
 
 
 class ToolEnd(Struct, frozen=True):
@@ -190,7 +192,7 @@ def judge_tool(context: Context, given: ToolCall) -> Flow[tuple[ToolCall, Verdic
 
     def job(_now_ms: int) -> tuple[ToolCall, Verdict] | Refusal:
         call = given if quick else _seen(given)  # what the owner's code judges is what an approver is shown
-        before = verdict_of(context.policy, _subject(call), asks=context.asks)
+        before = verdict_of(context.policy, call.subject, asks=context.asks)
         if before.narrow is None:
             return call, before
         narrowed = _narrowed(call, before)
@@ -198,7 +200,7 @@ def judge_tool(context: Context, given: ToolCall) -> Flow[tuple[ToolCall, Verdic
             return call, _denial(narrowed) if isinstance(narrowed, Refusal) else replace(before, narrow=None)
         if isinstance(narrowed, Refusal):
             return narrowed
-        after = verdict_of(context.policy, _subject(narrowed), asks=context.asks)  # the rules judge the narrowed amount
+        after = verdict_of(context.policy, narrowed.subject, asks=context.asks)  # the rules judge the narrowed amount
         return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
 
     answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
@@ -207,10 +209,6 @@ def judge_tool(context: Context, given: ToolCall) -> Flow[tuple[ToolCall, Verdic
 
 def _denial(refusal: Refusal) -> Verdict:
     return Verdict("deny", refusal.rule, refusal.reason, error=refusal.error)
-
-
-def _subject(call: ToolCall) -> Subject:
-    return Subject(HoldKind.TOOL, (call.tool,), call.amount, arguments=call.shown)
 
 
 def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
@@ -327,7 +325,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
             check_standing(view, context)
             or judge_step(view, context.policy, step)
             or judge_step(view, context.policy, step.at(Nanos(0)))
-            or _unconsented(call, settled(view, verdict, _subject(call)), consented)
+            or _unconsented(call, settled(view, verdict, call.subject), consented)
         )
         if refusal is None:
             record_excused(view, context.node_id)
@@ -363,7 +361,7 @@ def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
     # Without comparable arguments an approval covers only this use; else those that the approver is shown.
     shown = (call.shown.digest,) if verdict.action == "ask" and isinstance(call.shown, Seen) else ()
-    unasked = Unasked(_subject(call), verdict, (call.fingerprint or call.hold_id, *shown))
+    unasked = Unasked(call.subject, verdict, (call.fingerprint or call.hold_id, *shown))
     if verdict.action == "ask":
         return None if unasked.key in consented else unasked
     return objection(verdict, unasked.subject)
@@ -402,7 +400,7 @@ def _hold(
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
-    unasked = _unconsented(call, settled(view, verdict, _subject(call)), consented)
+    unasked = _unconsented(call, settled(view, verdict, call.subject), consented)
     if unasked is not None:
         return check_room(view, context.node_id, call.amount, context.undoing) or unasked
     hold = Hold(

@@ -6,6 +6,7 @@ from codecs import BOM_UTF8
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout
@@ -13,7 +14,6 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
 from x402guard.flow.request import RequestFacts, routes_of
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.frozen import replace
 from x402guard.ledger.model import Delivery, Hold
 from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
 from x402guard.ledger.view import LedgerView, MarkKey, Scope

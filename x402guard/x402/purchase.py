@@ -9,12 +9,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from x402guard.assets import Asset
 from x402guard.evm import Address, parse_address
 from x402guard.flow.context import Context
@@ -19,7 +21,6 @@ from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
-from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.evidence import (

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.assets import resolve_network
 from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
-from x402guard.frozen import replace
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,

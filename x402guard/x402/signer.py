@@ -11,12 +11,12 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import Address, normalise_signature, parse_address
 from x402guard.flow.ports import HoldLookup, Signer
 from x402guard.flow.sealed import forgetting
-from x402guard.frozen import replace
 from x402guard.ledger.model import NOTHING, Delivery, Hold, HoldState
 from x402guard.x402.keys import address_of, keystore_address, parse_key, read_keystore
 from x402guard.x402.schemes import typed_data

@@ -1,6 +1,7 @@
 """Whatever stops an agent, or should be looked at, is told once: in the log, to a function, and to a webhook."""
 
 import asyncio
+import itertools
 import json
 import logging
 import threading
@@ -27,6 +28,7 @@ from x402guard import (
     Spike,
     TokenBudget,
 )
+from x402guard.ledger import view
 from x402guard.stores import open_store
 
 QUIET = {"breaker": None, "loop": None, "velocity": None}
@@ -202,6 +204,38 @@ def test_payments_llm_calls_and_every_refusal_are_log_records_without_secrets(ca
         ("refused", logging.WARNING), ("refused", logging.INFO), ("refused", logging.INFO)]  # fmt: skip
     assert "hunter2" not in caplog.text
     assert {notice.kind for notice in told} == {"refused", "session_ended"}
+
+
+@pytest.mark.parametrize(("level", "observed"), list(itertools.product((logging.INFO, logging.WARNING), (False, True))))
+def test_a_notice_for_the_log_alone_is_made_where_a_log_or_an_observer_takes_it(caplog, monkeypatch, level, observed):
+    caplog.set_level(level, "x402guard")
+    made, tell = [], view.LedgerView.tell
+
+    def seen(self, kind, *args, **more):
+        tell(self, kind, *args, **more)
+        made.extend(notice.kind for notice in self.notices)
+
+    monkeypatch.setattr(view.LedgerView, "tell", seen)
+    monkeypatch.setattr("x402guard.guard.guard.observed", lambda _: Watching() if observed else None)
+    with make_guard() as guard, guard.session("s", budget="$0.05") as session:
+        session.charge("serp", "$0.01")
+        with pytest.raises(BudgetExhausted):
+            session.charge("serp", "$9.00")
+    assert ("tool_use" in made) is (level == logging.INFO or observed)
+    assert "refused" in made
+
+
+class Watching:
+    """An observer that looks at nothing."""
+
+    def committed(self, view):
+        pass
+
+    def step(self, name, hold_id):
+        pass
+
+    def close(self):
+        pass
 
 
 def test_what_a_seller_writes_stands_in_no_notice(caplog):

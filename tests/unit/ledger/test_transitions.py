@@ -1,7 +1,9 @@
 """The ledger's table, row by row, with the balances looked at in between."""
 
 import itertools
+import json
 
+import msgspec
 import pytest
 
 from tests.support.ledger import START_MS, Books, usd
@@ -217,3 +219,27 @@ def test_the_same_authorize_again_is_the_same_hold(books):
     with pytest.raises(IllegalTransition, match="other contents"):
         books.hold("h1", "$0.20")
     assert books.balances() == (0, DIME, DIME, 0)
+
+
+@pytest.mark.parametrize("event", [Capture(CENT, Evidence.CLAIMED, usage={"b": 1, "a": 2}), Void("not signed")])
+def test_an_event_that_an_earlier_version_has_written_is_the_same_event_again(books, event):
+    """Earlier versions wrote ``ended_by`` with spaces."""
+    books.hold("h1", "$0.10")
+    after = books.step("h1", event)
+    spaced = msgspec.structs.replace(after, ended_by=json.dumps(json.loads(after.ended_by), sort_keys=True))
+    assert spaced.ended_by != after.ended_by
+    books.change(lambda view: view.put_hold(spaced), holds=("h1",))
+    before = books.balances()
+    assert books.step("h1", event) == spaced
+    assert books.balances() == before
+    with pytest.raises(IllegalTransition):
+        books.step("h1", _other(event) if isinstance(event, Void) else Capture(DIME, Evidence.CLAIMED))
+
+
+def test_a_claim_beside_words_that_no_file_can_store_is_written(books):
+    books.hold("h1", "$0.10")
+    books.step("h1", Note(doubt="no answer", claim=Claim(CENT, "0xabc"), words="a \ud800 b"))
+    [entry] = [each for each in books.store.entries("s") if each.event == "note"]
+    assert entry.facts() == {
+        "claim": {"amount": CENT, "transaction": "0xabc"}, "doubt": "no answer", "words": "a ? b"
+    }  # fmt: skip

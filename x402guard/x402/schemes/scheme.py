@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.evm import Address
-from x402guard.frozen import replace
 from x402guard.ledger.intent import Intent
 from x402guard.x402.offer import Offer
 from x402guard.x402.schemes.eip712 import TypedData
