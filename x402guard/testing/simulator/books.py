@@ -25,6 +25,7 @@ from x402guard.testing.simulator.world import Violation, World
 
 _SIGNATURE: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{130}(?![0-9a-fA-F])")
 _SHORTEST: Final = 130
+_HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED
 _HAS_WORDS: Final = '"words"'
 _KINDS_WITH_ROOM: Final = frozenset({"payment", "llm", "tool"})
 _NOT_HANDED_OVER: Final = frozenset({Delivery.OPEN, Delivery.LOST})
@@ -116,7 +117,7 @@ class Books:
     def _note_late(self, hold: Hold, now_ms: int) -> None:
         """Note what a corrected capture takes beyond its first amount: it counts in the window of the correction."""
         before = self.holds.get(hold.id)
-        if hold.state is not HoldState.CAPTURED or before is None or before.state is not HoldState.CAPTURED:
+        if hold.state is not _CAPTURED or before is None or before.state is not _CAPTURED:
             self._late.pop(hold.id, None)
         elif hold.captured > before.captured:
             more = hold.captured - max(before.captured, first_captured(hold))
@@ -125,7 +126,7 @@ class Books:
     def _take(self, hold: Hold) -> None:
         before, own = self.holds.get(hold.id), self._own[hold.node_id]
         self.holds[hold.id] = self._at_node[hold.node_id][hold.id] = hold
-        if hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CLAIMED and hold.chain_evidence:
+        if hold.state is _CAPTURED and hold.evidence is Evidence.CLAIMED and hold.chain_evidence:
             self.claimed[hold.id] = hold
         else:
             self.claimed.pop(hold.id, None)
@@ -136,8 +137,8 @@ class Books:
             above = self.nodes[above].parent_id
         for row, sign in ((before, -1), (hold, 1)):
             if row is not None:
-                own[0] += sign * (row.captured if row.state is HoldState.CAPTURED else 0)
-                own[1] += sign * (row.amount if row.state is HoldState.HELD else 0)
+                own[0] += sign * (row.captured if row.state is _CAPTURED else 0)
+                own[1] += sign * (row.amount if row.state is _HELD else 0)
         actor = self.actor.kind
         last = self._last_actor.get(hold.id)
         if last is not None and last != actor:
@@ -168,9 +169,9 @@ class Books:
         state = "-"
         if before is not None:
             state = str(before.state)
-            if before.state is HoldState.HELD:
+            if before.state is _HELD:
                 state += "+doubt" if before.doubt else "+claim" if before.claim else ""
-            elif before.state is HoldState.CAPTURED:
+            elif before.state is _CAPTURED:
                 state += f"/{before.evidence}"
         self._world.coverage.events[str(hold.kind), state, event] += 1
 
@@ -196,7 +197,7 @@ class Books:
 
     def _is_exposed(self, hold: Hold, short: int) -> bool:
         """True for a remainder that the owner's policy lets be used before its block is final (``reorg_exposure``)."""
-        if hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.CHAIN_HEAD or not self.exposure:
+        if hold.state is not _CAPTURED or hold.evidence is not Evidence.CHAIN_HEAD or not self.exposure:
             return False
         self._short[hold.id] = short
         heads = {key: self.holds[key] for key in self._short if self.holds[key].evidence is Evidence.CHAIN_HEAD}
@@ -236,7 +237,7 @@ class Books:
         cap = None if context is None or hold.kind is not HoldKind.PAYMENT else context.policy.cap_nanos
         if cap is not None and hold.amount > cap:
             raise Violation("per-payment-cap", f"authorized {hold.amount}, the cap is {cap}")
-        if hold.state is HoldState.HELD and hold.kind is not HoldKind.TOKENS:
+        if hold.state is _HELD and hold.kind is not HoldKind.TOKENS:
             for node in view.path(hold.node_id):
                 if node.state is not NodeState.OPEN:
                     raise Violation("not-open", f"authorized {hold.amount} in {node.id}, which is {node.state}")
@@ -326,7 +327,7 @@ class Books:
         for each in below:
             below.extend(self._children[each])
             for hold in self._at_node[each].values():
-                if hold.state is HoldState.CAPTURED and hold.closed_ms < since_ms:
+                if hold.state is _CAPTURED and hold.closed_ms < since_ms:
                     total += sum(more for at_ms, more in self._late.get(hold.id, ()) if at_ms >= since_ms)
                 else:
                     total += counted_of(hold)
@@ -381,4 +382,4 @@ def _told(entry: Entry) -> int:
 
 def counted_of(hold: Hold) -> int:
     """Return what a hold counts, in its unit."""
-    return hold.amount if hold.state is HoldState.HELD else hold.captured if hold.state is HoldState.CAPTURED else 0
+    return hold.amount if hold.state is _HELD else hold.captured if hold.state is _CAPTURED else 0

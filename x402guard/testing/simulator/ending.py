@@ -244,7 +244,7 @@ def check_report(store: LedgerStore, node_id: str) -> None:
     node = nodes_of(store, node_id)[node_id]
     report = Report.of(books_of(store, node_id))
     _check_view(node_id, report.view)
-    shown = report.to_dict()
+    shown = report.values
     nanos = {name: dollars_to_nanos(shown[name]) for name in ("spent", "spent_total", "held")}
     if nanos["spent_total"] + nanos["held"] != node.used or nanos["spent"] != node.spent:
         raise Violation("report", f"{node_id}: {nanos}, used {node.used}, spent {node.spent}")

@@ -182,14 +182,16 @@ class SimRpc(JsonRpc):
         return number is not None and number <= upto
 
     def _blocks(self, node: Endpoint) -> list[SimBlock]:
+        blocks = self._chain.blocks
+        if node.fork is None and node.led_to is None:
+            return blocks
         if node.fork is not None:
             return node.fork
-        blocks = self._chain.blocks
-        if node.led_to is not None:
-            for each in blocks[len(node.led_to) :]:
-                node.led_to.append(SimBlock(each.number, f"0x{each.number:064x}", each.time))
-            return node.led_to
-        return blocks
+        known = node.led_to or []
+        for each in blocks[len(known) :]:
+            known.append(SimBlock(each.number, f"0x{each.number:064x}", each.time))
+        node.led_to = known
+        return known
 
     def _last(self, node: Endpoint) -> int:
         """Return the number of the last block that a node knows. One that has left the network lags behind nothing."""

@@ -195,9 +195,10 @@ class Task(Generic[R]):
         self.is_over = True
         del self._tasks.running[self.number]
         self.leave_slot()
-        # What is under way holds a policy with sets, whose order differs from process to process.
-        answer = type(value).__name__ if hasattr(value, "context") else value
-        self._world.say(f"{self} ends: {answer if error is None else f'{type(error).__name__}: {error}'}"[:260])
+        if self._world.trace is not None:
+            # What is under way holds a policy with sets, whose order differs from process to process.
+            answer = type(value).__name__ if hasattr(value, "context") else value
+            self._world.say(f"{self} ends: {answer if error is None else f'{type(error).__name__}: {error}'}"[:260])
         if isinstance(error, IllegalTransition):
             raise Violation("illegal-transition", f"{self}: {error}") from error
         if error is not None:
