@@ -42,6 +42,36 @@ def test_it_is_the_last_block_that_is_not_later(gaps, time_unix, low):
     assert found(node, time_unix, low) == max(low, bisect.bisect_right(times, time_unix) - 1)
 
 
+@given(
+    gaps=st.lists(st.sampled_from([0, 1, 2, 2, 2, 12, 600, 86_400]), min_size=1, max_size=60),
+    asked=st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 59)), min_size=2, max_size=5),
+)
+def test_what_earlier_searches_have_seen_changes_no_answer(gaps, asked):
+    times = [sum(gaps[: at + 1]) for at in range(len(gaps))]
+    node, known = Times(times), []
+    head = head_of(node)
+    for time_unix, least in asked:
+        low, before = min(least, len(times) - 1), node.asked
+        expected = max(low, bisect.bisect_right(times, time_unix) - 1)
+        assert block_at(node, time_unix, head, low, known=known) == expected
+        asked_anew, node.asked = node.asked - before, 0
+        block_at(node, time_unix, head, low)
+        assert node.asked == 0 or asked_anew <= 3 * node.asked
+        assert block_at(node, time_unix, head, low, known=known) == expected
+
+
+@pytest.mark.parametrize("spacing", [1, 2, 12, 13])
+def test_a_second_search_near_the_first_one_takes_two_looks(spacing):
+    times = range(1_000_000, 1_000_000 + spacing * 20_000_000, spacing)
+    node, known = Times(times), []
+    head, held = head_of(node), times[-1] - 40_000 * spacing
+    block_at(node, held, head, known=known)
+    for later_s in (1_800, 3_600):
+        node.asked = 0
+        assert block_at(node, held + later_s, head, known=known) == bisect.bisect_right(times, held + later_s) - 1
+        assert node.asked <= 2
+
+
 @pytest.mark.parametrize("spacing", [1, 2, 12, 13])
 @pytest.mark.parametrize("ago_s", [0, 1, 59, 600, 86_399, 15_000_000])
 def test_evenly_spaced_blocks_take_few_looks(spacing, ago_s):
