@@ -74,6 +74,16 @@ def test_draws_are_those_of_the_paper():
     assert [draws.bits64() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
+@pytest.mark.parametrize("seed", [0, 1, 1234567, 2**64 - 1, 2**70 + 9])
+def test_draws_that_are_worked_out_together_are_those_of_one_after_the_other(seed):
+    draws, state, low = Draws(seed), seed, 2**64 - 1
+    for _ in range(40):
+        state = state + 0x9E3779B97F4A7C15 & low
+        drawn = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & low
+        drawn = (drawn ^ drawn >> 27) * 0x94D049BB133111EB & low
+        assert draws.bits64() == drawn ^ drawn >> 31
+
+
 def test_draws_stay_in_their_bounds():
     draws = Draws(1)
     assert {draws.below(3) for _ in range(200)} == {0, 1, 2}

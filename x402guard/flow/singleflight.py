@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from queue import SimpleQueue
 
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import (
@@ -19,6 +19,33 @@ from x402guard.ledger.evidence import Finding, Unreadable
 
 _Key = tuple[str, int, str]
 _NO_CHAIN = Unreadable("no chain is configured")
+_BROKEN_OFF = Unreadable("the read was broken off")
+
+
+class _Flight:
+    """One read under way, and those who wait for its answer."""
+
+    __slots__ = ("_answer", "_waiting")
+
+    def __init__(self) -> None:
+        self._answer: Finding | None = None
+        self._waiting: list[SimpleQueue[None]] = []
+
+    def answer(self) -> Finding:
+        """Return the answer, once it is there."""
+        woken: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(woken)  # first, so that an end that comes now wakes it
+        if self._answer is None:
+            woken.get()
+        assert self._answer is not None, "an end has an answer"
+        return self._answer
+
+    def end(self, answer: Finding) -> Finding:
+        """Hand the answer to all who wait. Ending again changes nothing."""
+        self._answer = known = answer if self._answer is None else self._answer
+        while self._waiting:
+            self._waiting.pop().put(None)
+        return known
 
 
 class SingleFlight:
@@ -29,7 +56,7 @@ class SingleFlight:
 
     def __init__(self) -> None:
         # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot interrupt halfway.
-        self._under_way: dict[_Key, Future[Finding]] = {}
+        self._under_way: dict[_Key, _Flight] = {}
 
     def ask(self, question: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
         """Return the answer to one question. Raises only ``ConfigError``, if an endpoint serves another chain."""
@@ -52,24 +79,21 @@ class SingleFlight:
     def _read(self, question: HoldStatus, chain: ChainReader) -> Finding:
         claim = question.hold.claim
         key = (question.hold.id, 0, "") if claim is None else (question.hold.id, claim.amount, claim.transaction)
-        mine: Future[Finding] = Future()
+        mine = _Flight()
         try:
             try:
-                answer = self._under_way.setdefault(key, mine)
-                if answer is mine:
-                    mine.set_result(_finding(question, chain))
-                return answer.result()
+                flight = self._under_way.setdefault(key, mine)
+                return mine.end(_finding(question, chain)) if flight is mine else flight.answer()
             finally:
                 self._end(key, mine)
         finally:
             # Ctrl-C may have interrupted that, and others would wait for ever. Ending twice is harmless.
             self._end(key, mine)
 
-    def _end(self, key: _Key, mine: Future[Finding]) -> None:
+    def _end(self, key: _Key, mine: _Flight) -> None:
         if self._under_way.get(key) is mine:
             del self._under_way[key]
-        if not mine.done():
-            mine.set_result(Unreadable("the read was broken off"))
+        mine.end(_BROKEN_OFF)
 
 
 def _finding(question: HoldStatus, chain: ChainReader) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from struct import Struct
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -17,14 +18,24 @@ _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _PARTS: Final = 1 << 64
 
+_AT_ONCE: Final = 8
+"""So many draws are worked out at once, each in 128 bits of one whole number: one by one takes Python twice as long."""
+
+_EACH: Final = sum(1 << 128 * at for at in range(_AT_ONCE))
+_STEPS: Final = sum((_GOLDEN * (_AT_ONCE - at) & _MASK) << 128 * at for at in range(_AT_ONCE))
+_LOW: Final = {bits: _EACH * ((1 << bits) - 1) for bits in (33, 34, 37, 64)}
+_UNPACKED: Final = Struct(f"<{2 * _AT_ONCE}Q").unpack
+
 
 class Draws:
     """A stream of draws. *seed* is any whole number; equal seeds give equal streams."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_ready", "_state")
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
+        self._ready: list[int] = []
+        """The next draws, the first one last."""
 
     @classmethod
     def named(cls, seed: int, *names: str | int) -> Draws:
@@ -34,10 +45,17 @@ class Draws:
 
     def bits64(self) -> int:
         """Return a whole number from 0 to 2**64 - 1."""
-        self._state = state = (self._state + _GOLDEN) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        return state ^ (state >> 31)
+        if not self._ready:
+            self._draw()
+        return self._ready.pop()
+
+    def _draw(self) -> None:
+        drawn = (_EACH * self._state + _STEPS) & _LOW[64]
+        drawn = ((drawn ^ (drawn >> 30 & _LOW[34])) * 0xBF58476D1CE4E5B9) & _LOW[64]
+        drawn = ((drawn ^ (drawn >> 27 & _LOW[37])) * 0x94D049BB133111EB) & _LOW[64]
+        drawn ^= drawn >> 31 & _LOW[33]
+        self._state = (self._state + _GOLDEN * _AT_ONCE) & _MASK
+        self._ready = list(_UNPACKED(drawn.to_bytes(16 * _AT_ONCE, "little"))[::2])
 
     def bits(self, count: int) -> int:
         """Return a whole number of *count* bits."""

@@ -86,7 +86,7 @@ class SimRpc(JsonRpc):
         self._pinned: int | None = None
         self.hops = 0.0
         self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
-            "eth_blockNumber": lambda node, _: self._last(node),
+            "eth_blockNumber": lambda node, _: self._seen(node)[1],
             "eth_getBlockByNumber": self._block,
             "eth_getLogs": self._logs,
             "eth_getTransactionByHash": self._sent,
@@ -166,7 +166,7 @@ class SimRpc(JsonRpc):
             raise ChainUnreadable(f"{name} of {contract} returned 3 bytes, not 32")
         if name in ("balanceOf", "allowance"):
             return FUNDS_UNITS
-        upto = self._upto(node, block)
+        upto = self._upto(node, *self._seen(node), block)
         if name == "authorizationState":
             return int(self._used_upto(node, int.from_bytes(values[1], "big"), upto))
         nonce = self._chain.words.get(values[1])
@@ -193,23 +193,22 @@ class SimRpc(JsonRpc):
         node.led_to = known
         return known
 
-    def _last(self, node: Endpoint) -> int:
-        """Return the number of the last block that a node knows. One that has left the network lags behind nothing."""
+    def _seen(self, node: Endpoint) -> tuple[list[SimBlock], int]:
+        """Return a node's blocks, and the number of the last that it knows. One that has left the network does not lag."""
         blocks = self._blocks(node)
-        return max(0, len(blocks) - 1 - (node.lag if blocks is self._chain.blocks else 0))
+        last = len(blocks) - 1 - (node.lag if blocks is self._chain.blocks else 0)
+        return blocks, max(last, 0)
 
-    def _upto(self, node: Endpoint, block: Any) -> int:
+    def _upto(self, node: Endpoint, blocks: list[SimBlock], last: int, block: Any) -> int:
         """Return the number of the block that *block* names: a tag, a number, or EIP-1898."""
-        last = self._last(node)
         if block == "latest":
             return last
         if block in ("finalized", "safe"):
             behind = last - self._chain.depth
-            follows = self._blocks(node) is self._chain.blocks and not node.lag
+            follows = blocks is self._chain.blocks and not node.lag
             final = max(behind, self._chain.final_number) if follows else behind
             return min(max(final, 0), last)
         if type(block) is dict:
-            blocks = self._blocks(node)
             for number in range(last, -1, -1):
                 if blocks[number].hash == block["blockHash"]:
                     return number
@@ -221,7 +220,8 @@ class SimRpc(JsonRpc):
 
     def _block(self, node: Endpoint, params: Sequence[Any]) -> Any:
         try:
-            block = self._blocks(node)[self._upto(node, params[0])]
+            blocks, last = self._seen(node)
+            block = blocks[self._upto(node, blocks, last, params[0])]
         except NodeRefuses:
             return None
         return {"hash": block.hash, "number": block.number, "timestamp": block.time}
@@ -245,7 +245,8 @@ class SimRpc(JsonRpc):
         """Return the blocks from *first* to *last* in which a contract may have emitted events of these kinds."""
         if node.fork is not None or node.led_to is not None:
             return self._blocks(node)[first : last + 1]
-        blocks, last = self._chain.blocks, min(last, self._last(node))
+        blocks, newest = self._seen(node)
+        last = min(last, newest)
         numbers: set[int] = set()
         for kind in kinds:
             every = self._chain.eventful.get((emitter, kind), ())
@@ -258,7 +259,7 @@ class SimRpc(JsonRpc):
             return None
         if node.fork is None:
             number = self._chain.places.get(wanted)
-            places = [] if number is None or number > self._last(node) else [self._chain.blocks[number]]
+            places = [] if number is None or number > self._seen(node)[1] else [self._chain.blocks[number]]
         else:
             places = node.fork[::-1]
         return next(((block, sent) for block in places for sent in block.transactions if sent.hash == wanted), None)
