@@ -6,6 +6,7 @@ The flow is that of a transport. It waits where a transport sends the payment, u
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 import traceback
@@ -451,6 +452,7 @@ _NO_BODY: Final = (("content-length", "0"),)
 def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
     """Return the 402 that these terms would come in, and its body: the flow reads and bounds both as ever."""
     try:
+        json.dumps(terms, allow_nan=False)  # NaN and objects of Python are no JSON
         text, header = compact_json(terms), encode_header(terms)
     except (TypeError, ValueError, RecursionError):
         raise ProtocolError("it is no JSON", field=_REQUIRED) from None

@@ -64,6 +64,7 @@ from x402guard.x402.purchase import (
     Stuck,
     authorize_purchase,
     payment_step,
+    purchase_key,
     purchase_scope,
 )
 from x402guard.x402.schemes import payment_header
@@ -176,19 +177,20 @@ def _authorize(
         step = payment_step(context, request)
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
-    scope = purchase_scope(context, request, cases, step)
-    if scope.purchase in context.in_flight.copy().values():
+    purchase = purchase_key(context, request)
+    scope = purchase_scope(context, request, cases, step, purchase)
+    if purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
-        _end_waiting(context, scope.purchase)
+        _end_waiting(context, purchase)
     begun: list[Presentation] = []
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal | None:
         if context.cut_off:  # one of them may be this purchase, which the ledger may have as handed over
             return None
-        decided = authorize_purchase(view, consented, context=context, cases=cases, step=step)
+        decided = authorize_purchase(view, consented, context=context, cases=cases, step=step, purchase=purchase)
         if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
             begun.append(presentation_of(decided.hold))
-            context.in_flight.update(dict.fromkeys(begun, scope.purchase))
+            context.in_flight.update(dict.fromkeys(begun, purchase))
         return decided
 
     def undo(error: BaseException) -> Flow[None]:
@@ -221,7 +223,7 @@ def _authorize(
                 seat.leave()
                 if (yield Checkpoint(pause_s, others=True)) is False:
                     raise (yield from refuse(refusal))
-                _end_waiting(context, scope.purchase)
+                _end_waiting(context, purchase)
 
 
 def _note_cut_off(context: Context) -> Flow[None]:
@@ -229,7 +231,7 @@ def _note_cut_off(context: Context) -> Flow[None]:
         yield from note_cut(context, *sorted(context.cut_off))
 
 
-def _end_waiting(context: Context, purchase: str | None) -> None:
+def _end_waiting(context: Context, purchase: str) -> None:
     """End what waits for a next hop of this task, which asks again, or of one that has ended: that does not come any more."""
     for presentation, is_over in context.between_hops.copy().items():
         if context.in_flight.get(presentation) == purchase and is_over():

@@ -51,6 +51,7 @@ class Offer:
         resource_json: v2's ``resource`` as compact JSON, or None.
         extensions_json: v2's ``extensions`` as compact JSON, or None.
         position: the index in ``accepts``.
+        network_as_offered: the network by the name that the offer uses.
         network: the network in CAIP-2 form.
     """
 
@@ -69,6 +70,7 @@ class Offer:
     resource_json: str | None
     extensions_json: str | None
     position: int
+    network_as_offered: str
     network: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,16 +114,16 @@ def _normalise_one(
     required: PaymentRequired, entry: Mapping[str, Any], index: int, registry: AssetRegistry
 ) -> Offer | Refusal:
     field = f"accepts[{index}]"
-    scheme, network_as_offered = entry.get("scheme"), entry.get("network")
-    if not isinstance(scheme, str) or not isinstance(network_as_offered, str):
+    scheme, offered = entry.get("scheme"), entry.get("network")
+    if not isinstance(scheme, str) or not isinstance(offered, str):
         raise ProtocolError("scheme and network have to be strings", field=field)
-    network = resolve_network(network_as_offered)
+    network = resolve_network(offered)
     if scheme in _DEPOSITING:
         return Refusal("schemes", f"scheme {scheme} is not supported: {_DEPOSITING[scheme]}")
     if scheme not in KNOWN_SCHEMES or (scheme == "upto" and required.version == 1):
         return Refusal("schemes", f"a scheme of x402 v{required.version} that is not supported", words=scheme)
     if network is None:
-        return Refusal("networks", "not a known EVM network", words=network_as_offered)
+        return Refusal("networks", "not a known EVM network", words=offered)
     requirement: PaymentRequirements | PaymentRequirementsV1
     if required.version == 1:
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
@@ -147,10 +149,9 @@ def _normalise_one(
     if isinstance(method, Refusal):
         return method
     amount = _amount(requirement.amount, f"{field}.amount")
+    resource_url: object = (required.resource or {}).get("url")
     if isinstance(requirement, PaymentRequirementsV1):
-        resource_url: object = requirement.resource
-    else:
-        resource_url = (required.resource or {}).get("url")
+        resource_url = requirement.resource
     return Offer(
         version=required.version,
         scheme=scheme,
@@ -167,6 +168,7 @@ def _normalise_one(
         resource_json=None if required.resource is None else compact_json(required.resource),
         extensions_json=None if required.extensions is None else compact_json(required.extensions),
         position=index,
+        network_as_offered=offered,
     )
 
 

@@ -122,7 +122,9 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
     )
 
 
-def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
+def purchase_scope(
+    context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step, purchase: str
+) -> Scope:
     """Return the scope of ``authorize_purchase``."""
     marks = [*origin_marks(request), shape_mark(request.host), doubted_mark(context, step.name)]
     payees: list[str] = []
@@ -138,7 +140,7 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
     return Scope(
         nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
-        purchase=purchase_key(context, request),
+        purchase=purchase,
         named=request.purchase is not None,
         marks=(*marks, *_repeats(context, request), *guard_marks(context.policy, step, tuple(payees))),
         out=tuple({_token(case.offer) for case in cases if case.funds is not None}),
@@ -157,12 +159,13 @@ def authorize_purchase(
     context: Context,
     cases: tuple[Case, ...],
     step: Step,
+    purchase: str,
 ) -> Decision | Unasked | Refusal:
     """Present a lost payment again, hold the best offer, return a question for approval, or refuse.
 
     *cases* are the offers that the rules allow, best first. Any of them may match a lost payment; else the first one
-    that the origin's marks allow is held. *step* is the step that the guards judge; *consented* are the approved
-    offers.
+    that the origin's marks allow is held. *step* is the step that the guards judge, *purchase* the deduplication key;
+    *consented* are the approved offers.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
@@ -183,7 +186,7 @@ def authorize_purchase(
     for case in cases:
         if repeated:
             case = replace(case, verdict=replace(case.verdict, action="ask", rule=REPEAT, reason=repeated))  # noqa: PLW2901
-        decided = _buy(view, context, case, step, consented)
+        decided = _buy(view, context, case, step, purchase, consented=consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the other offers are not cheaper, so they do not fit either
         refusals.append(decided)
@@ -270,10 +273,10 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
 
 
 def _buy(
-    view: LedgerView, context: Context, case: Case, step: Step, consented: Consented
+    view: LedgerView, context: Context, case: Case, step: Step, purchase: str, *, consented: Consented
 ) -> Authorized | Unasked | Refusal:
     """Hold one offer if the origin's marks, the guards, the budget and (if the rules ask) an approver allow it."""
-    offer = case.offer
+    offer, subject = case.offer, case.subject
     objection = enforced(view, case.excused or judge_live(view, context.policy, case))
     if objection is not None:
         return replace(objection, requested=Nanos(offer.amount_nanos))
@@ -285,14 +288,14 @@ def _buy(
     if excess is not None:
         return excess
     run_id, approvals = run_of(context.node_id), context.policy.approvals
-    verdict = settled(view, judge_unapproved(view, approvals, case.subject, run_id, case.verdict), case.subject)
+    verdict = settled(view, judge_unapproved(view, approvals, subject, run_id, case.verdict), subject)
     if verdict.action == "ask" and not context.asks:
         return Refusal(
             NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview
         )
     if verdict.action == "ask":
         unasked = Unasked(
-            case.subject,
+            subject,
             verdict,
             _asked_about(case),
             offer.network,
@@ -302,14 +305,14 @@ def _buy(
         )
         if unasked.key not in consented:
             return check_room(view, context.node_id, priced.amount, context.undoing) or unasked
-    hold = _hold(view, context, case, priced)
+    hold = _hold(view, context, case, priced, purchase)
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)}, context.undoing)
     if isinstance(decided, Refusal):
         return decided
     note_taken(view, context.policy, priced, decided.id)
     note_secret(view, decided, case)
     note_payee(view, case)
-    note_unapproved(view, approvals, case.subject, run_id, approved=verdict.action == "ask")
+    note_unapproved(view, approvals, subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
     _note_like(view, context, decided, priced)
     return Authorized(decided, represented=False)
@@ -364,7 +367,7 @@ def _terms(intent: Intent) -> tuple[object, ...]:
     )
 
 
-def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
+def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: str) -> Hold:
     request, offer = case.request, case.offer
     if context.payer is None:
         raise ValueError("a payment needs a payer")
@@ -391,7 +394,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
         instance=context.instance,
         purpose=purpose_of(request, step=step.key),
         chain_evidence=offer.network in context.chains,
-        purchase_key=purchase_key(context, request),
+        purchase_key=purchase,
         intent=intent,
         delivery=Delivery.OPEN,
     )

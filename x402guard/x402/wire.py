@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError
 from msgspec import field as named
+from msgspec.json import Encoder
 
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
@@ -251,12 +251,15 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
     return receipt
 
 
-_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_ENCODED: Final = Encoder().encode
 
 
 def compact_json(value: Any) -> str:
-    """Return *value* as JSON without white space, keys in their order, non-ASCII text unescaped."""
-    return _ENCODED(value)
+    """Return *value* as JSON without white space, keys in their order, non-ASCII text unescaped.
+
+    Raises ``UnicodeEncodeError`` for a lone surrogate, which no JSON that is read has.
+    """
+    return _ENCODED(value).decode()
 
 
 def encode_header(message: Mapping[str, Any]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -57,14 +57,13 @@ class Scheme(Protocol):
 def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
     """Return the intent of a proposal with its digest. The arguments are what differs between schemes."""
     offer = proposal.offer
-    offered = json.loads(offer.accepted_json)
     back = V1_BACKDATE_S if offer.version == 1 else None
     intent = Intent(
         version=offer.version,
         scheme=offer.scheme,
         method=offer.method,
         network=offer.network,
-        network_as_offered=offered["network"],
+        network_as_offered=offer.network_as_offered,
         chain_id=offer.asset.chain_id,
         token=offer.asset.contract,
         domain_name=domain[0],
@@ -89,5 +88,5 @@ def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain
 def _offers_identifier(offer: Offer) -> bool:
     if offer.extensions_json is None:
         return False
-    extensions = json.loads(offer.extensions_json)
+    extensions = msgspec.json.decode(offer.extensions_json)
     return isinstance(extensions.get("payment-identifier"), dict)
