@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
 from typing import Any
 
 from x402guard.ledger.model import Delivery, Evidence, Hold, HoldState, Node
@@ -116,11 +116,9 @@ class MemoryRows:
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""
         found = [hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms)]
-        live, captured = (
-            nsmallest(most, (hold for hold in found if (hold.state is _HELD) is held), key=least_checked)
-            for held in (True, False)
-        )
-        return live, captured
+        found.sort(key=least_checked)
+        live = [hold for hold in found if hold.state is _HELD]
+        return live[:most], [hold for hold in found if hold.state is not _HELD][:most]
 
     @property
     def find_busy(self) -> Callable[[], Iterable[Node]] | None:

@@ -18,13 +18,13 @@ _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _PARTS: Final = 1 << 64
 
-_AT_ONCE: Final = 8
-"""So many draws are worked out at once, each in 128 bits of one whole number: one by one takes Python twice as long."""
+_AT_ONCE: Final = 16
+"""So many draws are worked out at once, each in 128 bits of one whole number: one by one takes Python three times as long."""
 
 _EACH: Final = sum(1 << 128 * at for at in range(_AT_ONCE))
 _STEPS: Final = sum((_GOLDEN * (_AT_ONCE - at) & _MASK) << 128 * at for at in range(_AT_ONCE))
 _LOW: Final = {bits: _EACH * ((1 << bits) - 1) for bits in (33, 34, 37, 64)}
-_UNPACKED: Final = Struct(f"<{2 * _AT_ONCE}Q").unpack
+_UNPACKED: Final = Struct("<" + "Q8x" * _AT_ONCE).unpack
 
 
 class Draws:
@@ -55,7 +55,7 @@ class Draws:
         drawn = ((drawn ^ (drawn >> 27 & _LOW[37])) * 0x94D049BB133111EB) & _LOW[64]
         drawn ^= drawn >> 31 & _LOW[33]
         self._state = (self._state + _GOLDEN * _AT_ONCE) & _MASK
-        self._ready = list(_UNPACKED(drawn.to_bytes(16 * _AT_ONCE, "little"))[::2])
+        self._ready = list(_UNPACKED(drawn.to_bytes(16 * _AT_ONCE, "little")))
 
     def bits(self, count: int) -> int:
         """Return a whole number of *count* bits."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from x402guard.errors import IllegalTransition, LedgerUnavailable, SignerError, X402GuardError
@@ -118,6 +117,7 @@ class Task(Generic[R]):
 
     Attributes:
         effect: the effect that it waits for.
+        home: the process that it runs in.
         is_over: True once it has ended, or its process has.
     """
 
@@ -132,22 +132,17 @@ class Task(Generic[R]):
         line: Line | None,
         on_end: OnEnd | None,
     ) -> None:
-        self.number, self.actor, self.flow = number, actor, flow
+        if actor.process is None:
+            raise Violation("no-process", actor.kind)
+        self.number, self.actor, self.flow, self.home = number, actor, flow, actor.process
         self.draws, self.line, self.is_over = draws, line, False
         self.effect: Effect | None = None
-        self._context = copy_context() if actor.process is None else actor.process.context.copy()
+        self._context = self.home.context.copy()
         self._tasks, self._world, self._on_end = tasks, tasks.world, on_end
         self._turn = 0
         self._slot: Slot | None = None
         self._slot_until_ms = 0
         self._cancelled = False
-
-    @property
-    def home(self) -> SimProcess:
-        """The process that it runs in."""
-        if self.actor.process is None:
-            raise Violation("no-process", str(self))
-        return self.actor.process
 
     # -- the generator ------------------------------------------------------------------------------------------------
 
@@ -369,4 +364,4 @@ class Task(Generic[R]):
 
     def __str__(self) -> str:
         want = f" of {self.actor.want}" if self.actor.want is not None else ""
-        return f"{self.actor.kind} #{self.number}{want} in {self.actor.process and self.actor.process.name}"
+        return f"{self.actor.kind} #{self.number}{want} in {self.home.name}"
