@@ -169,7 +169,7 @@ class Node(Struct, frozen=True, gc=False):
     @property
     def counted(self) -> int:
         """The amount that counts against the limit, in nano-dollars; only the current window if the node has one."""
-        return self.used - self.past
+        return self.captured + self.held + self.granted_out - self.past
 
     @property
     def spent(self) -> int:

@@ -45,17 +45,16 @@ class Draws:
 
     def bits64(self) -> int:
         """Return a whole number from 0 to 2**64 - 1."""
-        if not self._ready:
-            self._draw()
-        return self._ready.pop()
+        return (self._ready or self._drawn()).pop()
 
-    def _draw(self) -> None:
+    def _drawn(self) -> list[int]:
         drawn = (_EACH * self._state + _STEPS) & _LOW[64]
         drawn = ((drawn ^ (drawn >> 30 & _LOW[34])) * 0xBF58476D1CE4E5B9) & _LOW[64]
         drawn = ((drawn ^ (drawn >> 27 & _LOW[37])) * 0x94D049BB133111EB) & _LOW[64]
         drawn ^= drawn >> 31 & _LOW[33]
         self._state = (self._state + _GOLDEN * _AT_ONCE) & _MASK
         self._ready = list(_UNPACKED(drawn.to_bytes(16 * _AT_ONCE, "little")))
+        return self._ready
 
     def bits(self, count: int) -> int:
         """Return a whole number of *count* bits."""
@@ -70,7 +69,7 @@ class Draws:
 
     def chance(self, part: float) -> bool:
         """Return True in *part* (0 to 1) of all draws."""
-        return self.bits64() < part * _PARTS
+        return (self._ready or self._drawn()).pop() < part * _PARTS
 
     def below(self, most: int) -> int:
         """Return a whole number from 0 to *most* - 1."""
@@ -78,7 +77,7 @@ class Draws:
 
     def pick(self, choices: Sequence[T]) -> T:
         """Return one of *choices*."""
-        return choices[self.bits64() * len(choices) >> 64]
+        return choices[(self._ready or self._drawn()).pop() * len(choices) >> 64]
 
     def weighted(self, weights: Mapping[T, int]) -> T:
         """Return a key of *weights*, each as often as its weight says."""
