@@ -154,6 +154,12 @@ class LedgerView:
         recheck: True if the chain has to be asked soon, in the background, about what this change has written.
     """
 
+    restrains = False
+    killed_by = ""
+    shadow = False
+    is_logged = True
+    recheck = False
+
     def __init__(
         self,
         *,
@@ -194,12 +200,7 @@ class LedgerView:
         self.changed_nodes: set[str] = set()
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
-        self.restrains = False
-        self.killed_by = ""
-        self.shadow = False
-        self.is_logged = True
         self.excused: list[tuple[str, str]] = []
-        self.recheck = False
 
     @property
     def now_unix(self) -> int:

@@ -103,6 +103,8 @@ class MemoryRows:
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
+        if not self._deadlines or self._deadlines[0][0] >= now_unix:
+            return ()
         due: dict[str, Hold] = {}
         while self._deadlines and self._deadlines[0][0] < now_unix and len(due) < most:
             deadline_unix, hold_id = heappop(self._deadlines)

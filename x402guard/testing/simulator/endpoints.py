@@ -134,27 +134,23 @@ class SimRpc(JsonRpc):
         for at in turns:
             node = self._endpoints[at]
             if not node.down:
-                self._note_chain(at, node)
+                if at not in self._right:
+                    self._note_chain(at, node)
                 self._first = at
                 return node
         raise ChainUnreadable("no endpoint answers")
 
     def _note_chain(self, at: int, node: Endpoint) -> None:
         """Ask an endpoint once which chain it serves, as the client does; it has served the right one before."""
-        if at not in self._right:
-            if node.led_to is not None and not node.lies:
-                raise ChainUnreadable(f"chains[{self.network!r}]: the endpoint serves another chain")
-            self._right.add(at)
-
-    def _limits(self, node: Endpoint) -> None:
-        """Answer as a node over its rate limit does: with an error that says nothing about the question."""
-        if node.limited and self._draws.chance(0.5):
-            raise ChainUnreadable("limited") if is_rate_limit(_LIMITED) else NodeRefuses("limited")
+        if node.led_to is not None and not node.lies:
+            raise ChainUnreadable(f"chains[{self.network!r}]: the endpoint serves another chain")
+        self._right.add(at)
 
     @override
     def call(self, method: str, *params: Any) -> Any:
         node = self._node()
-        self._limits(node)
+        if node.limited and self._draws.chance(0.5):  # an error that says nothing about the question
+            raise ChainUnreadable("limited") if is_rate_limit(_LIMITED) else NodeRefuses("limited")
         if node.nonsense and self._draws.chance(node.nonsense):
             return self._draws.pick(_NONSENSE)
         return self._calls[method](node, params)

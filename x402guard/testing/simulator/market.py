@@ -12,6 +12,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from x402guard.flow.effects import Reply
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
@@ -267,7 +269,7 @@ class Seller:
 
 def encoded(message: Mapping[str, Any]) -> str:
     """Return a message as a header's value: base64 of JSON."""
-    return base64.b64encode(json.dumps(message).encode()).decode()
+    return base64.b64encode(msgspec.json.encode(message)).decode()
 
 
 def signed_of(hold: Hold, want: Want, generation: int, at_ms: int) -> Signed:
