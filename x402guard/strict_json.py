@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NoReturn
@@ -75,6 +75,15 @@ def _decoder(parse_float: Callable[[str], object], parse_int: Callable[[str], ob
 def write_object(value: dict[str, Any]) -> bytes:
     """Return *value* as compact ASCII JSON. The result of ``read_object`` keeps its meaning."""
     return json.dumps(value, separators=(",", ":"), default=_number).encode("ascii")
+
+
+def plain_values(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object of Python as the values that a reader of its JSON gets: those of subclasses, keys as text.
+
+    Raises ``TypeError`` or ``ValueError`` for what is no JSON, such as NaN, and ``RecursionError``.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    return plain
 
 
 def check_depth(body: bytes | str, most: int = _MAX_DEPTH) -> None:

@@ -6,7 +6,6 @@ The flow is that of a transport. It waits where a transport sends the payment, u
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 import traceback
@@ -33,6 +32,7 @@ from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
 from x402guard.policy.steps import DIRECT, LOCAL
+from x402guard.strict_json import plain_values
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import (
@@ -438,8 +438,10 @@ def _signatures(payload: object) -> Iterator[str]:
 def _answer(status: int, response: object) -> Reply:
     if response is None:
         return Reply(status, _NO_BODY)
+    text = response
     try:
-        text = response if isinstance(response, str) else encode_header(as_message(response, field="response"))
+        if not isinstance(text, str):
+            text = encode_header(plain_values(as_message(response, field="response")))
     except (TypeError, ValueError, RecursionError):
         text = "unreadable"  # the money is out: an answer that is no JSON is a doubt
     return Reply(status, ((PAYMENT_RESPONSE, text), *_NO_BODY))
@@ -452,8 +454,7 @@ _NO_BODY: Final = (("content-length", "0"),)
 def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
     """Return the 402 that these terms would come in, and its body: the flow reads and bounds both as ever."""
     try:
-        json.dumps(terms, allow_nan=False)  # NaN and objects of Python are no JSON
-        text, header = compact_json(terms), encode_header(terms)
+        text, header = compact_json(terms := plain_values(terms)), encode_header(terms)
     except (TypeError, ValueError, RecursionError):
         raise ProtocolError("it is no JSON", field=_REQUIRED) from None
     if terms.get("x402Version") == 1:

@@ -215,10 +215,11 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
 
 def _write(effect: Transact[Any], shell: Shell) -> _Transacted:
     views: list[LedgerView] = []
+    logged = shell.observer is not None or is_logged("info")
 
     def change(view: LedgerView) -> Any:
         views[:] = [view]  # the change may run again: the last run is the committed one
-        view.shadow, view.is_logged = shell.shadow, shell.observer is not None or is_logged("info")
+        view.shadow, view.is_logged = shell.shadow, logged
         if shell.kill_file is not None and _is_there(shell.kill_file):
             view.killed_by = str(shell.kill_file)
         return effect.change(view)

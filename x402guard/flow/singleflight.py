@@ -43,8 +43,8 @@ class _Flight:
     def end(self, answer: Finding) -> Finding:
         """Hand the answer to all who wait. Ending again changes nothing."""
         self._answer = known = answer if self._answer is None else self._answer
-        while self._waiting:
-            self._waiting.pop().put(None)
+        for woken in self._waiting:  # none is removed: Ctrl-C may come between, and the second end wakes it
+            woken.put(None)
         return known
 
 

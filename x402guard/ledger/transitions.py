@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.budgets import correct_past, count_in_past, note_soft_limits, settle_grants, trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
-from x402guard.ledger.view import LedgerView, as_text
+from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
 
@@ -222,7 +222,7 @@ def _was_shown(hold: Hold) -> bool:
 
 def has_lapsed(hold: Hold) -> bool:
     """True if a hold ended because its own deadline was past."""
-    return _was(hold.ended_by, Lapse())
+    return hold.ended_by == _as_json(Lapse())
 
 
 def _repeats(hold: Hold, event: Event) -> bool:
@@ -233,7 +233,7 @@ def _repeats(hold: Hold, event: Event) -> bool:
         case Correct(amount, evidence, proof):
             return hold.state is _CAPTURED and (amount, evidence, proof) == (hold.captured, hold.evidence, hold.proof)
         case _:
-            return _was(hold.ended_by, event)
+            return hold.ended_by is not None and hold.ended_by == _as_json(event)
 
 
 def _objection(view: LedgerView, hold: Hold, event: Event) -> str | None:
@@ -311,13 +311,12 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
 _UNDONE: Final = "the block that settled it was undone"
 
 
+_ENCODED: Final = json.JSONEncoder(sort_keys=True, default=asdict).encode
+"""Writes an event as each version has written it: the texts are compared."""
+
+
 def _as_json(event: Event) -> str:
-    return as_text({"event": type(event).__name__.lower(), **asdict(event)})
-
-
-def _was(ended_by: str | None, event: Event) -> bool:
-    """True if *event* is the one that has ended a hold. Earlier versions wrote the same JSON with spaces."""
-    return ended_by is not None and json.loads(ended_by) == json.loads(_as_json(event))
+    return _ENCODED({"event": type(event).__name__.lower(), **asdict(event)})
 
 
 def _facts(after: Hold, event: Event) -> dict[str, Any]:

@@ -375,6 +375,33 @@ def test_an_answer_that_is_no_json_is_a_doubt_and_no_second_signature(mode, answ
         assert pay(mode, session, required()).hold_id == payment.hold_id
 
 
+NO_JSON = {"amount": float("nan")}, {"amount": float("inf")}, {"transaction": b"\xab" * 32}, {"fee": Decimal(1)}
+
+
+@MODES
+@pytest.mark.parametrize("more", NO_JSON, ids=["nan", "infinity", "bytes", "decimal"])
+def test_a_receipt_with_values_that_no_json_has_is_a_doubt(mode, more):
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        got = end(mode, pay(mode, session, required()), "settled", {**receipt(), **more})
+        assert (got.in_doubt, session.held, session.spent) == (True, CENT, 0)
+
+
+class Marked(str):
+    """As template engines and parsers of XML hand text over."""
+
+    __slots__ = ()
+
+
+@MODES
+@pytest.mark.parametrize("more", [{"transaction": Marked(receipt()["transaction"])}, {None: 0}, {True: "yes"}])
+def test_a_message_of_subclasses_and_other_keys_is_what_its_json_says(mode, more):
+    terms = {**required(), **{key: value for key, value in more.items() if key != "transaction"}}
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        got = end(mode, pay(mode, session, terms | {"error": Marked("pay")}), "settled", {**receipt(), **more})
+        assert (got.in_doubt, session.held, session.spent) == (False, 0, CENT)
+        assert got.transaction == receipt()["transaction"]
+
+
 def test_one_that_is_kept_and_not_ended_keeps_its_purchase_from_a_second_signature():
     with make_guard(flight_s=1) as guard, guard.session("s", budget="$1.00") as session:
         first = session.pay(required())

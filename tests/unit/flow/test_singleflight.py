@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.chain import MockChain
 from tests.support.ledger import a_hold
+from x402guard.flow import singleflight
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
 from x402guard.frozen import replace
@@ -64,3 +65,32 @@ def test_who_asks_the_same_meanwhile_shares_the_answer(hold):
 )  # fmt: skip
 def test_another_question_has_an_answer_of_its_own(first, second):
     assert ask_at_once(first, second) == (Unused(1), Unused(2))
+
+
+class Interrupting(list):
+    """The queues of those who wait. Ctrl-C comes as the first one is looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = 0
+
+    def __iter__(self):
+        self.looks += 1
+        if self.looks == 1:
+            raise KeyboardInterrupt
+        return super().__iter__()
+
+
+def test_who_waits_is_woken_although_ctrl_c_comes_as_the_read_ends():
+    flight = singleflight._Flight()
+    flight._waiting = Interrupting()
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(flight.answer()), daemon=True)
+    waiting.start()
+    while not flight._waiting:
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        flight.end(Unused(1))
+    flight.end(Unused(2))
+    waiting.join(10)
+    assert answers == [Unused(1)]
