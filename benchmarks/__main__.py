@@ -19,7 +19,7 @@ from benchmarks.timing import Figure
 
 ROWS = (
     "header_to_header", "paid_request", "loopback", "pass_through", "proxy", "llm_call", "tools", "throughput", "growth", "live_holds", "fleet",
-    "importing",
+    "importing", "instructions",
 )  # fmt: skip
 
 

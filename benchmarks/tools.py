@@ -19,9 +19,9 @@ def measure() -> Iterator[Figure]:
         clock, ours, theirs = Clock(), [], []
         peer.round(200)
         for _ in range(250):  # the level of risk of each name is worked out once
-            clock.time(lambda n: _charge(payer, n))
+            clock.time(lambda n: charge(payer, n))
         for _ in range(20):
-            ours += [clock.time(lambda n: _charge(payer, n)) for _ in range(50)]
+            ours += [clock.time(lambda n: charge(payer, n)) for _ in range(50)]
             theirs += peer.round(50)
         ratio = statistics.median(ours) / statistics.median(theirs)
         yield Figure("charge, memory", min(ours), "µs", "≤ 40", f"agentbudget {min(theirs):.1f}, {ratio:.0f} ×")
@@ -32,7 +32,7 @@ def measure() -> Iterator[Figure]:
 
         found = interleaved(
             {
-                "hold": lambda n: _hold(payer, n),
+                "hold": lambda n: hold(payer, n),
                 "tool": guarded,
                 "usage": lambda n: payer.record_usage("openai", "gpt-4o-mini", _USAGE, messages=[f"{n}"]),
             }
@@ -41,15 +41,15 @@ def measure() -> Iterator[Figure]:
             title = {"hold": "hold + capture", "tool": "@tool", "usage": "record_usage"}[name]
             yield Figure(f"{title}, memory", found[name].least, "µs", goal, f"median {found[name].median:.0f}")
     with on_disk() as url, session(url) as payer:
-        found = interleaved({"charge": lambda n: _charge(payer, n), "hold": lambda n: _hold(payer, n)})
+        found = interleaved({"charge": lambda n: charge(payer, n), "hold": lambda n: hold(payer, n)})
         for name, title in (("charge", "charge, disk"), ("hold", "hold + capture, disk")):
             yield Figure(title, found[name].median, "µs", "", f"min {found[name].least:.0f}")
 
 
-def _charge(payer: Session, number: int) -> None:
+def charge(payer: Session, number: int) -> None:
     payer.charge(f"tool{number % 200}", "$0.000001", arguments={"n": number})  # calls that are the same are a loop
 
 
-def _hold(payer: Session, number: int) -> None:
+def hold(payer: Session, number: int) -> None:
     with payer.hold(f"tool{number % 200}", up_to="$0.000001", arguments={"n": number}) as held:
         held.capture("$0.000001")

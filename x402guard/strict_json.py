@@ -80,9 +80,9 @@ def write_object(value: dict[str, Any]) -> bytes:
 def plain_values(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object of Python as the values that a reader of its JSON gets: those of subclasses, keys as text.
 
-    Raises ``TypeError`` or ``ValueError`` for what is no JSON, such as NaN, and ``RecursionError``.
+    Raises ``TypeError`` or ``ValueError`` for what is no JSON, such as NaN, or has two readings, and ``RecursionError``.
     """
-    plain: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    plain: dict[str, Any] = read_json(json.dumps(value, allow_nan=False, ensure_ascii=False))
     return plain
 
 

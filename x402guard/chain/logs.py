@@ -117,21 +117,18 @@ def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0, *, known: 
 
     Returns *low* if all of them are later. Blocks are about evenly spaced, so it looks where the blocks that it knows say
     that the answer is; each third look halves what is left, which bounds their number. *known* are blocks at which
-    earlier searches have looked, and those of this one are added.
+    earlier searches have looked, and those of this one are added. They say where to look first, and no more: a node may
+    have been wrong about one of them.
     """
     if head.time <= time_unix:
         return max(low, head.number)
     known = [] if known is None else known
-    late = min((each for each in known if time_unix < each.time), key=_NUMBER, default=head)
-    before = [each for each in known if each.time <= time_unix and each.number < late.number]
-    early = max(before, key=_NUMBER, default=None)
-    low, high, looks = low if early is None else max(low, early.number), late.number - 1, 0
+    later = min((each for each in known if time_unix < each.time), key=_NUMBER, default=head)
+    guess = _guess(later, max((each for each in known if each.time <= time_unix), key=_NUMBER, default=head), time_unix)
+    late, early, high, looks = head, None, head.number - 1, 0
     while low < high:
-        other = early or head
-        blocks, seconds = abs(late.number - other.number), abs(late.time - other.time)
-        if not blocks or not seconds:
-            blocks, seconds = 1, _SPACING_S
-        guess = late.number - -(-(late.time - time_unix) * blocks // seconds)
+        if looks:
+            guess = _guess(late, early or head, time_unix)
         looks += 1
         seen = min(max(guess if looks % 3 else (low + high + 1) // 2, low + 1), high)
         block = Block.of(rpc.call("eth_getBlockByNumber", hex(seen), False))  # noqa: FBT003
@@ -145,6 +142,14 @@ def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0, *, known: 
 
 
 _NUMBER: Final = attrgetter("number")
+
+
+def _guess(late: Block, other: Block, time_unix: int) -> int:
+    """Return the number of a time's block if blocks are as far apart as between two of them."""
+    blocks, seconds = abs(late.number - other.number), abs(late.time - other.time)
+    if not blocks or not seconds:
+        blocks, seconds = 1, _SPACING_S
+    return late.number - -(-(late.time - time_unix) * blocks // seconds)
 
 
 def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, list[Log]]]:

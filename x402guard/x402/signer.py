@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import json
 import stat
 import threading
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -277,7 +277,7 @@ def _as_authorized(hold: Hold) -> Hold:
 def _checked_digest(hold: Hold, address: Address) -> bytes:
     """Recompute the digest from the hold's row, and compare every term with the server's offer and the hold."""
     intent = hold.payment()
-    offered: dict[str, Any] = msgspec.json.decode(intent.accepted_json)
+    offered: dict[str, Any] = json.loads(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     compared = {
         "payer": (intent.payer, address),

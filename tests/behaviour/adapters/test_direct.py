@@ -314,6 +314,8 @@ BAD_TERMS = [
     ({**required(), "extra": object()}, ProtocolError, "it is no JSON"),
     ({**required(), "extra": float("nan")}, ProtocolError, "it is no JSON"),
     ({**required(), "extra": "x" * 70_000}, ProtocolError, "characters"),
+    ({**required(), "extra": "\ud83d\ude00"}, ProtocolError, "it is no JSON"),
+    ({**required(), 1: "a", "1": "b"}, ProtocolError, "it is no JSON"),
     ({**required_v1(), "extra": "x" * 300_000}, ProtocolError, "bytes"),
 ]
 
@@ -375,11 +377,14 @@ def test_an_answer_that_is_no_json_is_a_doubt_and_no_second_signature(mode, answ
         assert pay(mode, session, required()).hold_id == payment.hold_id
 
 
-NO_JSON = {"amount": float("nan")}, {"amount": float("inf")}, {"transaction": b"\xab" * 32}, {"fee": Decimal(1)}
+NO_JSON = {
+    "nan": {"amount": float("nan")}, "infinity": {"amount": float("inf")}, "bytes": {"transaction": b"\xab" * 32},
+    "decimal": {"fee": Decimal(1)}, "surrogates": {"x": "\ud83d\ude00"}, "one key twice": {1: "a", "1": "b"},
+}  # fmt: skip
 
 
 @MODES
-@pytest.mark.parametrize("more", NO_JSON, ids=["nan", "infinity", "bytes", "decimal"])
+@pytest.mark.parametrize("more", NO_JSON.values(), ids=NO_JSON)
 def test_a_receipt_with_values_that_no_json_has_is_a_doubt(mode, more):
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
         got = end(mode, pay(mode, session, required()), "settled", {**receipt(), **more})

@@ -259,3 +259,32 @@ def test_a_long_url_is_searched_for_keys_in_bounded_time(text):
     began_s = time.process_time()
     assert _SECRET.search(text) is None
     assert time.process_time() - began_s < 0.25
+
+
+LARGE = {"name": "USDC", "version": "2", "n": 0}
+NUMBERS = {
+    "longest": -int("7" * 4_300), "long": 10**400, "65 bits": 2**65, "exponent": 1e300, "small": 1.5e-07, "minus zero": -0.0,
+}  # fmt: skip
+PLACES = {
+    "v2 extra": lambda number: required(accept(extra={**LARGE, "n": number}), accept(20_000)),
+    "v2 resource": lambda number: {**required(), "resource": {"url": URL, "n": number}},
+    "v2 extensions": lambda number: required(extensions={"n": number}),
+    "v1 extra": lambda number: required_v1({**accept(extra={**LARGE, "n": number}), "network": "base-sepolia"}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+def test_an_offer_with_any_number_that_python_reads_is_paid_and_echoed(place, number):
+    """What one parser reads, the next one has to read too: after the hold is written it is too late to refuse."""
+    shop, sent = Shop(terms=PLACES[place](number)), []
+
+    def watched(request):
+        sent.append(request.headers.get("payment-signature"))
+        return shop(request)
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        assert client(session, watched).get(URL).status_code == 200
+        assert (len(shop.payments), session.held) == (1, 0)
+    if place == "v2 extra":
+        assert json.loads(base64.b64decode(sent[-1]))["accepted"]["extra"]["n"] == number

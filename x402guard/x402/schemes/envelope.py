@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from x402guard.ledger.intent import Intent
 from x402guard.x402.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
@@ -31,10 +30,10 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
     message: dict[str, Any] = {
         "x402Version": 2,
         "payload": dict(payload),
-        "accepted": msgspec.json.decode(intent.accepted_json),
+        "accepted": json.loads(intent.accepted_json),
     }
     if intent.resource_json is not None:
-        message["resource"] = msgspec.json.decode(intent.resource_json)
+        message["resource"] = json.loads(intent.resource_json)
     if intent.extensions_json is not None:
         message["extensions"] = _extensions(intent.extensions_json, intent.payment_id)
     return message
@@ -42,7 +41,7 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
 
 def _extensions(offered_json: str, payment_id: str | None) -> Mapping[str, Any]:
     # Specification v2, 5.1.2: echo at least the received extensions; append, never overwrite.
-    extensions: dict[str, Any] = msgspec.json.decode(offered_json)
+    extensions: dict[str, Any] = json.loads(offered_json)
     offered = extensions.get(_IDENTIFIER)
     if payment_id is not None and isinstance(offered, dict):
         info = offered.get("info")

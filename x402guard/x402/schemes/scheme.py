@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -88,5 +88,5 @@ def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain
 def _offers_identifier(offer: Offer) -> bool:
     if offer.extensions_json is None:
         return False
-    extensions = msgspec.json.decode(offer.extensions_json)
+    extensions = json.loads(offer.extensions_json)
     return isinstance(extensions.get("payment-identifier"), dict)
