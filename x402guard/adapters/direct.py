@@ -41,6 +41,7 @@ from x402guard.x402.wire import (
     PAYMENT_RESPONSE,
     compact_json,
     decode_base64_json,
+    decode_header,
     encode_header,
 )
 
@@ -301,8 +302,7 @@ class Payment:
 
     def _message(self) -> dict[str, Any]:
         with forgetting():
-            found: dict[str, Any] = decode_base64_json(self._value.reveal(), field="payload")
-            return found
+            return decode_header(self._value.reveal())
 
     def note(self) -> None:
         """Note it as this guard's own: a guarded transport that carries it does not take it for another client's.

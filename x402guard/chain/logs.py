@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
@@ -112,44 +110,29 @@ def head_of(rpc: JsonRpc) -> Block:
     return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))  # noqa: FBT003 - the RPC's own signature
 
 
-def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0, *, known: list[Block] | None = None) -> int:
+def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0) -> int:
     """Return the number of the last block, from *low* to *head*, that is not later than *time_unix* (unix seconds).
 
     Returns *low* if all of them are later. Blocks are about evenly spaced, so it looks where the blocks that it knows say
-    that the answer is; each third look halves what is left, which bounds their number. *known* are blocks at which
-    earlier searches have looked, and those of this one are added. They say where to look first, and no more: a node may
-    have been wrong about one of them.
+    that the answer is; each third look halves what is left, which bounds their number.
     """
     if head.time <= time_unix:
         return max(low, head.number)
-    known = [] if known is None else known
-    later = min((each for each in known if time_unix < each.time), key=_NUMBER, default=head)
-    guess = _guess(later, max((each for each in known if each.time <= time_unix), key=_NUMBER, default=head), time_unix)
     late, early, high, looks = head, None, head.number - 1, 0
     while low < high:
-        if looks:
-            guess = _guess(late, early or head, time_unix)
+        other = early or head
+        blocks, seconds = abs(late.number - other.number), abs(late.time - other.time)
+        if not blocks or not seconds:
+            blocks, seconds = 1, _SPACING_S
+        guess = late.number - -(-(late.time - time_unix) * blocks // seconds)
         looks += 1
         seen = min(max(guess if looks % 3 else (low + high + 1) // 2, low + 1), high)
         block = Block.of(rpc.call("eth_getBlockByNumber", hex(seen), False))  # noqa: FBT003
-        block = replace(block, number=seen)  # whatever the node says
-        known.append(block)
         if block.time <= time_unix:
             early, low = block, seen
         else:
             late, high = block, seen - 1
     return low
-
-
-_NUMBER: Final = attrgetter("number")
-
-
-def _guess(late: Block, other: Block, time_unix: int) -> int:
-    """Return the number of a time's block if blocks are as far apart as between two of them."""
-    blocks, seconds = abs(late.number - other.number), abs(late.time - other.time)
-    if not blocks or not seconds:
-        blocks, seconds = 1, _SPACING_S
-    return late.number - -(-(late.time - time_unix) * blocks // seconds)
 
 
 def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, list[Log]]]:
@@ -250,21 +233,20 @@ def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Se
     clocks differ.
     """
     head = max(head_of(rpc), final, key=lambda block: block.number)  # another node may have named the final block
-    known: list[Block] = []
-    first = block_at(rpc, held_unix - CLOCKS_APART_S, head, known=known)
+    first = block_at(rpc, held_unix - CLOCKS_APART_S, head)
     if intent.method == "eip3009":
         return _cause_of_authorization(rpc, intent, first, head.number, final)
-    near = block_at(rpc, held_unix, head, first, known=known)
-    last = _last_that_takes(rpc, intent, head, near, known)
+    near = block_at(rpc, held_unix, head, first)
+    last = _last_that_takes(rpc, intent, head, near)
     return _payment_by_permit(rpc, intent, (first, near, last), final) or _cancelled_permit(
         rpc, intent, (first, held_unix), head, final
     )
 
 
-def _last_that_takes(rpc: JsonRpc, intent: Intent, head: Block, near: int, known: list[Block]) -> int:
+def _last_that_takes(rpc: JsonRpc, intent: Intent, head: Block, near: int) -> int:
     """Return the last block that a payment's deadline allows; the head if the node does not show one of the blocks."""
     try:
-        return block_at(rpc, intent.valid_until, head, near, known=known)
+        return block_at(rpc, intent.valid_until, head, near)
     except NodeRefuses:
         return head.number
 

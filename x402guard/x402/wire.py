@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -265,3 +266,9 @@ def compact_json(value: Any) -> str:
 def encode_header(message: Mapping[str, Any]) -> str:
     """Return a message as base64 of its compact JSON, as the HTTP transport requires."""
     return base64.b64encode(compact_json(message).encode()).decode("ascii")
+
+
+def decode_header(value: str) -> dict[str, Any]:
+    """Return the message in a header that ``encode_header`` has made. It may be longer than what a server may send."""
+    message: dict[str, Any] = json.loads(base64.b64decode(value))
+    return message

@@ -377,6 +377,19 @@ def test_an_answer_that_is_no_json_is_a_doubt_and_no_second_signature(mode, answ
         assert pay(mode, session, required()).hold_id == payment.hold_id
 
 
+@MODES
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_payment_for_an_offer_as_long_as_a_header_may_be_is_readable(mode, version):
+    """It is longer than the offer, and the hold is written before it exists."""
+    terms = required() if version == 2 else required_v1()
+    terms["accepts"][0]["extra"] |= {"x": "x" * (48_600 if version == 2 else 200_000)}
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        payment = pay(mode, session, terms)
+        assert len(payment.header[1]) > 65_536 or version == 1
+        assert payment.payload["x402Version"] == version
+        assert end(mode, payment, "settled", receipt()).state == "captured"
+
+
 NO_JSON = {
     "nan": {"amount": float("nan")}, "infinity": {"amount": float("inf")}, "bytes": {"transaction": b"\xab" * 32},
     "decimal": {"fee": Decimal(1)}, "surrogates": {"x": "\ud83d\ude00"}, "one key twice": {1: "a", "1": "b"},

@@ -5,7 +5,6 @@ import bisect
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.support.chain_node import INTENTS, NOW, TOKEN, call_for, log
 from tests.unit.chain.test_reader_nodes import Logs, in_block
@@ -41,52 +40,6 @@ def test_it_is_the_last_block_that_is_not_later(gaps, time_unix, low):
     low = min(low, len(times) - 1)
     node = Times(times)
     assert found(node, time_unix, low) == max(low, bisect.bisect_right(times, time_unix) - 1)
-
-
-@given(
-    gaps=st.lists(st.sampled_from([0, 1, 2, 2, 2, 12, 600, 86_400]), min_size=1, max_size=60),
-    asked=st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 59)), min_size=2, max_size=5),
-)
-def test_what_earlier_searches_have_seen_changes_no_answer(gaps, asked):
-    times = [sum(gaps[: at + 1]) for at in range(len(gaps))]
-    node, known = Times(times), []
-    head = head_of(node)
-    for time_unix, least in asked:
-        low, before = min(least, len(times) - 1), node.asked
-        expected = max(low, bisect.bisect_right(times, time_unix) - 1)
-        assert block_at(node, time_unix, head, low, known=known) == expected
-        asked_anew, node.asked = node.asked - before, 0
-        block_at(node, time_unix, head, low)
-        assert asked_anew <= 3 * node.asked + 3
-        assert block_at(node, time_unix, head, low, known=known) == expected
-
-
-@pytest.mark.parametrize("spacing", [1, 2, 12, 13])
-def test_a_second_search_near_the_first_one_takes_two_looks(spacing):
-    times = range(1_000_000, 1_000_000 + spacing * 20_000_000, spacing)
-    node, known = Times(times), []
-    head, held = head_of(node), times[-1] - 40_000 * spacing
-    block_at(node, held, head, known=known)
-    for later_s in (1_800, 3_600):
-        node.asked = 0
-        assert block_at(node, held + later_s, head, known=known) == bisect.bisect_right(times, held + later_s) - 1
-        assert node.asked <= 3
-
-
-@given(
-    gaps=st.lists(st.sampled_from([1, 2, 12, 600]), min_size=3, max_size=60),
-    wrong_s=st.sampled_from([-(10**6), -3_600, -60, 60, 3_600, 10**6]),
-    asked=st.lists(st.integers(0, 40_000), min_size=2, max_size=4),
-)
-def test_one_wrong_answer_of_an_earlier_search_changes_no_answer_of_a_later_one(gaps, wrong_s, asked):
-    times = [sum(gaps[: at + 1]) for at in range(len(gaps))]
-    node, known = Times(times), []
-    head = head_of(node)
-    block_at(node, asked[0], head, known=known)
-    if known:
-        known[0] = replace(known[0], time=max(0, known[0].time + wrong_s))
-    for time_unix in asked[1:]:
-        assert block_at(node, time_unix, head, known=known) == max(0, bisect.bisect_right(times, time_unix) - 1)
 
 
 @pytest.mark.parametrize("spacing", [1, 2, 12, 13])
