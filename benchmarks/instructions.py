@@ -42,7 +42,9 @@ def _counted(valgrind: str, name: str, count: int) -> tuple[int, int]:
     tool = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     command = [*tool, sys.executable, "-m", "benchmarks.instructions", name, str(count)]
     usual = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=usual)  # noqa: S603 - constants
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=usual)  # noqa: S603 - constants
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-1_000:]}")
     [line] = [each for each in done.stderr.splitlines() if "I   refs" in each or "I refs" in each]
     return int(done.stdout), int(line.rpartition(":")[2].replace(",", ""))
 
@@ -61,10 +63,15 @@ def _run(name: str, count: int) -> int:
 
 
 def _ways(payer: Session) -> dict[str, Callable[[int], object]]:
-    from benchmarks.tools import charge, hold
+    from benchmarks import tools
     from tests.test_work import ways
 
-    return {**ways(payer), "charge": lambda n: charge(payer, n), "hold + capture": lambda n: hold(payer, n)}
+    return {
+        **ways(payer),
+        "charge": lambda n: tools.charge(payer, n),
+        "hold + capture": lambda n: tools.hold(payer, n),
+        "record_usage": lambda n: tools.usage(payer, n),
+    }
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def measure() -> Iterator[Figure]:
             {
                 "hold": lambda n: hold(payer, n),
                 "tool": guarded,
-                "usage": lambda n: payer.record_usage("openai", "gpt-4o-mini", _USAGE, messages=[f"{n}"]),
+                "usage": lambda n: usage(payer, n),
             }
         )
         for name, goal in (("hold", "≤ 80"), ("tool", "≤ 100"), ("usage", "≤ 120")):
@@ -47,9 +47,16 @@ def measure() -> Iterator[Figure]:
 
 
 def charge(payer: Session, number: int) -> None:
-    payer.charge(f"tool{number % 200}", "$0.000001", arguments={"n": number})  # calls that are the same are a loop
+    """Charge for one of 200 tools; its arguments differ, because calls that are the same are a loop."""
+    payer.charge(f"tool{number % 200}", "$0.000001", arguments={"n": number})
 
 
 def hold(payer: Session, number: int) -> None:
+    """Hold for one of 200 tools, and capture it."""
     with payer.hold(f"tool{number % 200}", up_to="$0.000001", arguments={"n": number}) as held:
         held.capture("$0.000001")
+
+
+def usage(payer: Session, number: int) -> None:
+    """Record the usage of a call with messages that no call before it had."""
+    payer.record_usage("openai", "gpt-4o-mini", _USAGE, messages=[f"{number}"])
