@@ -27,7 +27,7 @@ MarkKey = tuple[str, str]
 _ENCODED: Final = Encoder(order="sorted").encode
 
 
-def as_text(facts: Mapping[str, Any]) -> str:
+def _as_text(facts: Mapping[str, Any]) -> str:
     """Return facts as compact JSON. Lone surrogates are replaced: no file can store them, and an entry must be written."""
     try:
         return _ENCODED(facts).decode()
@@ -283,7 +283,7 @@ class LedgerView:
         Raises ``IllegalTransition`` if a balance would become negative, or for a node outside the scope.
         """
         node = self._nodes[node_id]
-        data = as_text(facts) if facts else "{}"
+        data = _as_text(facts) if facts else "{}"
         seq, at_ms = node.seq + 1, self.now_ms
         covered = (
             node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, node.head
