@@ -229,10 +229,16 @@ def test_calls_that_do_not_wait_for_slots_are_waited_for():
     """Whoever has the slots works: nothing is stuck, and no one gets more."""
     with opened(1) as guard, guard.session("s", budget="$5") as session:
         shop = Shop(paid=lambda request, _shop: lazily(200, PAID, b"a"))
-        let_go = threading.Event()
-        holder = session.tool(cost="$0.001", name="slow")(lambda: let_go.wait(20))
+        is_in, let_go = threading.Event(), threading.Event()
+
+        @session.tool(cost="$0.001", name="slow")
+        def holder():
+            is_in.set()
+            let_go.wait(20)
+
         thread = threading.Thread(target=session.bind(holder))
         thread.start()
+        assert is_in.wait(5)
 
         @session.tool(cost="$0.001", name="asks")
         def asks():
@@ -351,17 +357,17 @@ def test_an_answer_that_is_read_ahead_is_not_read_by_its_caller(status):
 def test_a_tool_whose_caller_is_interrupted_keeps_its_slot_until_its_thread_ends():
     with opened(1) as guard, guard.session("s", budget="$5") as session:
         running, most, go_on = [], [], threading.Event()
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
 
         @session.tool(cost="$0.01", name="slow", timeout_s=30)
         def slow(waits):
             running.append(waits)
             most.append(len(running))
             if waits:
+                timer.start()
                 go_on.wait(10)
             running.remove(waits)
 
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
             slow(True)
         timer.join()
