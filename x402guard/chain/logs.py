@@ -6,7 +6,8 @@ Sources: EIP-20 (Transfer), EIP-3009 (AuthorizationUsed, AuthorizationCanceled),
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, Final
 
@@ -186,11 +187,25 @@ def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
     return bool(word >> (intent.nonce & 0xFF) & 1)
 
 
-def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return (transaction, receipt), or None if the node does not show both."""
-    sent = rpc.call("eth_getTransactionByHash", transaction)
-    receipt = rpc.call("eth_getTransactionReceipt", transaction)
-    return (sent, receipt) if isinstance(sent, Mapping) and isinstance(receipt, Mapping) else None
+def settlement_by(
+    rpc: JsonRpc, intent: Intent, transactions: Sequence[str], final: Block
+) -> tuple[Settled | None, bool]:
+    """Return (the payment's settlement by the first of *transactions* that settles it, or None; whether one is missing).
+
+    Missing is the last one if the node does not show it, or its receipt; the logs still may.
+    """
+    missing = False
+    for transaction in transactions:
+        try:
+            sent = rpc.call("eth_getTransactionByHash", transaction)
+            receipt = rpc.call("eth_getTransactionReceipt", transaction)
+        except NodeRefuses:
+            sent = receipt = None
+        missing = not isinstance(sent, Mapping) or not isinstance(receipt, Mapping)
+        settled = None if missing else settlement_in(intent, transaction, sent, receipt, final)
+        if settled is not None:
+            return settled, False
+    return None, missing
 
 
 def settlement_in(
@@ -233,13 +248,14 @@ def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Se
     clocks differ.
     """
     head = max(head_of(rpc), final, key=lambda block: block.number)  # another node may have named the final block
-    first = block_at(rpc, held_unix - CLOCKS_APART_S, head)
+    first = cache(lambda: block_at(rpc, held_unix - CLOCKS_APART_S, head))
     if intent.method == "eip3009":
-        return _cause_of_authorization(rpc, intent, first, head.number, final)
-    near = block_at(rpc, held_unix, head, first)
+        return _cause_of_authorization(rpc, intent, first(), head.number, final)
+    near = block_at(rpc, held_unix, head)
     last = _last_that_takes(rpc, intent, head, near)
+    # Most payments are found from the block of the hold on: the first block is searched for where one is not.
     return _payment_by_permit(rpc, intent, (first, near, last), final) or _cancelled_permit(
-        rpc, intent, (first, held_unix), head, final
+        rpc, intent, (first(), held_unix), head, final
     )
 
 
@@ -274,12 +290,15 @@ def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> 
     return None
 
 
-def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int], final: Block) -> Settled | None:
+Span = tuple[Callable[[], int], int, int]
+"""The first block to search, which takes calls to know; that of the hold; and the last one that may take the payment."""
+
+
+def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: Span, final: Block) -> Settled | None:
     """Search the wallet's Transfers to the payee for the payment, starting at those nearest to the block of the hold.
 
-    *blocks*: the first one to search, that of the hold, and the last one that may take the payment. A payee may have been
-    paid thousands of times between them. A payment that is not among the nearest ``MOST_READ`` counts at its ceiling, and
-    ``reconcile`` finds it when it compares the whole wallet.
+    A payee may have been paid thousands of times in *blocks*. A payment that is not among the nearest ``MOST_READ`` counts
+    at its ceiling, and ``reconcile`` finds it when it compares the whole wallet.
     """
     for log in islice(_fitting(rpc, intent, blocks), MOST_READ):
         sent = rpc.call("eth_getTransactionByHash", log.transaction)
@@ -292,14 +311,18 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
     return None
 
 
-def _fitting(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int]) -> Iterator[Log]:
+def _fitting(rpc: JsonRpc, intent: Intent, blocks: Span) -> Iterator[Log]:
     """Yield the Transfers to the payee that may be this payment's by their amount, from its hold on, then before it."""
     first, near, last = blocks
     asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
     least = intent.amount_atomic if intent.scheme == "exact" else 1
-    for since, upto, step in ((near, last, 1), (first, near - 1, -1)):
-        found = list(_all_logs_of(rpc, intent.token, asked, since, upto))
-        yield from [log for log in found if least <= log.amount <= intent.amount_atomic][::step]
+
+    def fitting(since: int, upto: int) -> list[Log]:
+        found = _all_logs_of(rpc, intent.token, asked, since, upto)
+        return [log for log in found if least <= log.amount <= intent.amount_atomic]
+
+    yield from fitting(near, last)
+    yield from reversed(fitting(first(), near - 1))
 
 
 def _cancelled_permit(

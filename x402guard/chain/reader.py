@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar, Union
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,14 +25,13 @@ from x402guard.chain.logs import (
     nonce_behind,
     nonce_used,
     outgoing_logs,
-    settlement_in,
-    transaction_in,
+    settlement_by,
 )
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
 from x402guard.errors import ConfigError
 from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
-from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
+from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used, transaction_of
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -149,10 +148,11 @@ class RpcChainReader:
         """See ``ChainReader.read``."""
         intent = hold.payment()
         transaction = "" if hold.claim is None else hold.claim.transaction
-        held_unix, now_unix = hold.created_ms // 1000, int(self._wall())
+        held_unix, known = hold.created_ms // 1000, transaction_of(hold.proof)
+        finality, now_unix = self._finality[intent.network], int(self._wall())
 
         def look(rpc: JsonRpc) -> Finding:
-            return _read(rpc, intent, transaction, held_unix, self._finality[intent.network], now_unix=now_unix)
+            return _read(rpc, intent, transaction, held_unix, finality, known=known, now_unix=now_unix)
 
         return self._readable(intent.network, look)
 
@@ -319,6 +319,7 @@ def _read(
     held_unix: int = 0,
     finality: Finality = "finalized",
     *,
+    known: str = "",
     now_unix: int = 0,
 ) -> Finding:
     """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left.
@@ -326,7 +327,9 @@ def _read(
     What would give budget back, or says little, is asked of each other node as well: what shows the most taken counts.
     Raises ``PaymentUnreadable`` if one contradicts, and ``ChainUnreadable`` if none answers.
     """
-    look = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
+    look = partial(
+        _read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality, known=known
+    )
 
     def looked(node: JsonRpc) -> Finding:
         found = look(node)
@@ -468,32 +471,26 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
     return far_before or final.time < min(other.time, now_unix) - _BEHIND_S
 
 
-def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
+def _read_at(
+    rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality, *, known: str
+) -> Finding:
+    """Return what one node shows. *transaction*: what the seller names; *known*: what has proven the payment before."""
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
         return Unused(final.time)
-    named = transaction if is_transaction(transaction) else ""
     too_late = used and intent.dead_at(final.time)
+    named = [each for each in dict.fromkeys((known, transaction.lower())) if is_transaction(each)]
     try:
-        seen = _seen(rpc, named) if named else None
-        cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
-        cause = cause or find_cause(rpc, intent, held_unix, final)
+        settled, missing = settlement_by(rpc, intent, named, final)
+        cause = settled or find_cause(rpc, intent, held_unix, final)
     except NodeRefuses as error:
         raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
-    if cause is None and named and seen is None and not intent.dead_at(final.time):
+    if cause is None and transaction.lower() in named and missing and not intent.dead_at(final.time):
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
         return Used(final=used)
     # Its backends may disagree: a cause is final only if the state of the final block confirms it.
     return cause if used else replace(cause, final=False)
-
-
-def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the transaction that a seller names, and its receipt; None if no node shows it (the logs still may)."""
-    try:
-        return transaction_in(rpc, named)
-    except NodeRefuses:
-        return None

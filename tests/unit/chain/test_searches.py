@@ -67,11 +67,12 @@ class Searched(Logs):
     def __init__(self, intent, logs):
         super().__init__(intent, logs)
         self.sent_by = {}
-        self.searched, self.shown = [], []
+        self.searched, self.shown, self.looked = [], [], []
 
     def call(self, method, *params):
         if method == "eth_getBlockByNumber":
             number = self.head if params[0] in ("latest", "finalized") else int(params[0], 16)
+            self.looked.append(number)
             return {"hash": f"0x{number:064x}", "number": hex(number), "timestamp": hex(NOW + 2 * (number - 5_000))}
         if method == "eth_getLogs" and params[0]["address"] == TOKEN:
             self.searched.append((int(params[0]["fromBlock"], 16), int(params[0]["toBlock"], 16)))
@@ -112,6 +113,7 @@ def test_a_permit_is_found_where_it_may_have_been_taken(kind, at):
     first, last = 5_000 - BEFORE, 5_000 + LIFETIME
     assert node.searched == [(5_000, last), (first, 4_999)][: 1 if at >= 5_000 else 2]
     assert node.shown[0] == f"0x{min(each for each in {*others, at} if each >= 5_000):064x}", "the nearest first"
+    assert (first in node.looked) is (at < 5_000), "the first block is looked for where it is needed"
 
 
 @pytest.mark.parametrize("kind", ["exact permit2", "upto"])
@@ -128,3 +130,24 @@ def test_a_payee_that_was_paid_a_thousand_times_is_not_read_whole():
     node = paid_at(intent, [5_001] * 1_000, 0)
     assert _read(node, intent, "", NOW, "finalized") == Used(final=True)
     assert len(node.shown) == 100
+
+
+@pytest.mark.parametrize("kind", INTENTS)
+@pytest.mark.parametrize("named", ["", "0x" + "ee" * 32])
+def test_what_has_proven_a_payment_is_read_first_and_no_log_is_searched(kind, named):
+    intent = INTENTS[kind]
+    node = paid_at(intent, [5_001], 5_001)
+    proof = f"0x{5_001:064x}"
+    assert _read(node, intent, named, NOW, known=proof) == Settled(intent.amount_atomic, proof, 3, final=True)
+    assert (node.searched, node.shown) == ([], [proof])
+
+
+@pytest.mark.parametrize("kind", ["exact permit2", "upto"])
+def test_a_payment_whose_block_was_undone_is_searched_for_anew(kind):
+    intent = INTENTS[kind]
+    node = paid_at(intent, [5_003], 5_003)
+    gone = "0x" + "ee" * 32
+    node.sent_by[gone] = None
+    found = _read(node, intent, "", NOW, known=gone)
+    assert found == Settled(intent.amount_atomic, f"0x{5_003:064x}", 3, final=True)
+    assert node.shown[0] == gone
