@@ -73,7 +73,6 @@ class NoSeller:
         (NoSeller, r"NoSeller: it is no Seller; write class NoSeller\(Seller\)"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_seller_is_named_for_what_it_does_wrong(seller, said):
     with pytest.raises(BrokenActor, match=said):
         simulate(range(30), sellers=lambda: [seller()], length=100)

@@ -6,6 +6,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
@@ -318,6 +319,11 @@ def octets(value: Any) -> bytes:
 
 def hexadecimal(value: Any) -> str:
     """Return the bytes of a node's answer as 0x and lower-case hex. Raises ``ChainUnreadable`` if it is not hex."""
+    return _word(value) if type(value) is str and len(value) <= _WORD_DIGITS else "0x" + octets(value).hex()
+
+
+@lru_cache(maxsize=1_024)  # the topics of logs, and the hashes of transactions and blocks, come again and again
+def _word(value: str) -> str:
     return "0x" + octets(value).hex()
 
 

@@ -110,7 +110,7 @@ class _Waiting:
     def __init__(self, wake: Callable[[], None], most: int) -> None:
         self.wake, self.most = wake, most
         self.granted = self.is_extra = False
-        self.inside: WeakSet[TakenSlot] = WeakSet()
+        self.inside: WeakSet[TakenSlot] | tuple[()] = ()
 
 
 class Slots:
@@ -171,11 +171,13 @@ class Slots:
             else:
                 self._lines.setdefault(where, deque()).append(waiting)
                 self._most[where] = max(most, self._most.get(where, 0))
+                inside = WeakSet[TakenSlot]()
+                waiting.inside = inside
                 for slot in _around():
-                    waiting.inside.add(slot)
+                    inside.add(slot)
                     slot.waits += 1
                     slot.waits_for.append(where)
-                if waiting.inside:
+                if inside:
                     self._pass_insiders()
         self._collect()
         return waiting
@@ -249,7 +251,9 @@ class Slots:
         with self._lock:
             if waiting.granted:
                 slot = TakenSlot(self, where, list(waiting.inside) if waiting.is_extra else ())
-                self._holders.setdefault(where, WeakSet()).add(slot)
+                if where not in self._holders:
+                    self._holders[where] = WeakSet()
+                self._holders[where].add(slot)
             else:
                 self._take_out(where, waiting)
         self._collect()

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec.json import Encoder
+
 from x402guard.flow.context import Context
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import first_captured
@@ -27,6 +29,7 @@ _SIGNATURE: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{130}(?![0-9a-fA-F])
 _SHORTEST: Final = 130
 _HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED
 _HAS_WORDS: Final = '"words"'
+_AS_JSON: Final = Encoder().encode
 _KINDS_WITH_ROOM: Final = frozenset({"payment", "llm", "tool"})
 _NOT_HANDED_OVER: Final = frozenset({Delivery.OPEN, Delivery.LOST})
 
@@ -228,7 +231,8 @@ class Books:
 
     def _check_words(self, row: Mapping[str, Any]) -> None:
         """Check an entry or a mark: a seller's words stand in its ``words`` alone."""
-        self.check_shown("a row", str({key: value for key, value in row.items() if key != "words"}))
+        shown = {key: value for key, value in row.items() if key != "words"} if "words" in row else row
+        self.check_shown("a row", _AS_JSON(shown).decode())
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 

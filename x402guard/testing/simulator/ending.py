@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -104,9 +104,9 @@ class Ending:
             HoldRow(hold.id, hold.node_id, str(hold.state), hold.amount, hold.captured) for hold in books.holds.values()
         ]
         self._check_counters(entries)
-        sums: dict[str, Balances] = {}
+        sums: dict[str, Balances] = defaultdict(Balances)
         for entry in entries:
-            total = sums.setdefault(entry.node_id, Balances())
+            total = sums[entry.node_id]
             total.captured, total.held = total.captured + entry.captured, total.held + entry.held
             total.granted_in, total.granted_out = (
                 total.granted_in + entry.granted_in,

@@ -177,23 +177,23 @@ class SimRpc(JsonRpc):
         number = self._chain.used.get(nonce)
         return number is not None and number <= upto
 
-    def _blocks(self, node: Endpoint) -> list[SimBlock]:
-        blocks = self._chain.blocks
-        if node.fork is None and node.led_to is None:
-            return blocks
+    def _others(self, node: Endpoint) -> list[SimBlock]:
+        """Return the blocks of a node that has left the network, or answers from another chain."""
         if node.fork is not None:
             return node.fork
         known = node.led_to or []
-        for each in blocks[len(known) :]:
+        for each in self._chain.blocks[len(known) :]:
             known.append(SimBlock(each.number, f"0x{each.number:064x}", each.time))
         node.led_to = known
         return known
 
     def _seen(self, node: Endpoint) -> tuple[list[SimBlock], int]:
         """Return a node's blocks, and the number of the last that it knows. One that has left the network does not lag."""
-        blocks = self._blocks(node)
-        last = len(blocks) - 1 - (node.lag if blocks is self._chain.blocks else 0)
-        return blocks, max(last, 0)
+        if node.fork is None and node.led_to is None:
+            blocks = self._chain.blocks
+            return blocks, max(len(blocks) - 1 - node.lag, 0)
+        blocks = self._others(node)
+        return blocks, max(len(blocks) - 1, 0)
 
     def _upto(self, node: Endpoint, blocks: list[SimBlock], last: int, block: Any) -> int:
         """Return the number of the block that *block* names: a tag, a number, or EIP-1898."""
@@ -240,7 +240,7 @@ class SimRpc(JsonRpc):
     ) -> Sequence[SimBlock]:
         """Return the blocks from *first* to *last* in which a contract may have emitted events of these kinds."""
         if node.fork is not None or node.led_to is not None:
-            return self._blocks(node)[first : last + 1]
+            return self._others(node)[first : last + 1]
         blocks, newest = self._seen(node)
         last = min(last, newest)
         numbers: set[int] = set()

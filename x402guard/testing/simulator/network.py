@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import CallTimeout
@@ -114,9 +114,12 @@ def sell(world: World, want: Want, selling: Selling, draws: Draws, answered: Cal
             raise BrokenActor(f"{want.seller.name}.sell: it has waited {_MOST_WAITS} times, and does not answer")
         world.after(int(wait_s * 1000), go_on)
 
-    if not isinstance(selling, Generator):
+    returned: object = selling
+    if not isinstance(returned, Generator):
+        if isinstance(returned, Coroutine):
+            returned.close()  # else Python warns of it later, elsewhere
         raise BrokenActor(
-            f"{want.seller.name}.sell: it returns {selling!r:.80}, and has to yield seconds and return an Answer"
+            f"{want.seller.name}.sell: it returns {returned!r:.80}, and has to yield seconds and return an Answer"
         )
     go_on()
 

@@ -130,6 +130,7 @@ def simulate(
     with _Unpaused():
         for seed in seeds:
             result.add(play(Case(seed, length, store=store, flavour=flavour), sellers=sellers, policy=policy))
+            gc.collect(0)  # all that a run leaves is young, and the next one gets its memory
             if until is not None and monotonic() >= until:
                 break
             if stop_at is not None and len(result.violations) >= stop_at:
@@ -138,7 +139,7 @@ def simulate(
 
 
 class _Unpaused:
-    """A block without the cyclic garbage collector, which would look through the rows of a run again and again."""
+    """A block whose garbage is collected where it says so, not while a run goes on, whose rows would be looked through."""
 
     def __enter__(self) -> None:
         self._was_on = gc.isenabled()
@@ -147,4 +148,3 @@ class _Unpaused:
     def __exit__(self, *_left_by: object) -> None:
         if self._was_on:
             gc.enable()
-        gc.collect()

@@ -170,7 +170,7 @@ class Task(Generic[R]):
             pause_ms = self.draws.pick(_PAUSES_MS)
             if isinstance(self.effect, Checkpoint):
                 pause_ms = int(self.effect.pause_s * 1000)
-            presents = isinstance(self.effect, (Sign, Send)) and self.actor.kind == "payment"
+            presents = self.actor.kind == "payment" and isinstance(self.effect, (Sign, Send))
             if self._world.goes_wrong(
                 "stalled", 0.04 if presents else 0.01, self.draws
             ):  # a process that is stopped, or swapped out
@@ -211,23 +211,17 @@ class Task(Generic[R]):
     # -- one effect ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        effect = self.effect
         if not self._cancelled and self._world.goes_wrong("cancelled", 0.008, self.draws):
             self._cancel(after=self.draws.chance(0.5))
-        elif isinstance(effect, Send):
-            if self.line is None:
-                raise Violation("no-line", f"{self} sends a request")
-            self.line.send(self, effect)
-        elif isinstance(effect, Ask):
-            self._ask(effect)
-        elif isinstance(effect, TakeSlot):
-            self._take_slot(effect)
-        elif isinstance(effect, AskChain):
-            self._ask_chain()
         else:
-            self._answer()
+            _STEPS.get(type(self.effect), Task._answer)(self, self.effect)
 
-    def _answer(self) -> None:
+    def _send(self, effect: Send) -> None:
+        if self.line is None:
+            raise Violation("no-line", f"{self} sends a request")
+        self.line.send(self, effect)
+
+    def _answer(self, _effect: object) -> None:
         """Perform an effect that is answered at once."""
         effect, failure = self.effect, self._fault()
         if failure is not None:
@@ -353,7 +347,7 @@ class Task(Generic[R]):
         else:
             self._plan(_SLOT_MS, lambda: self._take_slot(effect))
 
-    def _ask_chain(self) -> None:
+    def _ask_chain(self, _effect: object) -> None:
         """Read the chain now, and hand the answer over now or later, when it may be out of date."""
         answer = self.perform()
         late_ms = self.draws.pick(_CHAIN_MS) if self._world.goes_wrong("slow_chain", 0.5, self.draws) else 0
@@ -365,3 +359,12 @@ class Task(Generic[R]):
     def __str__(self) -> str:
         want = f" of {self.actor.want}" if self.actor.want is not None else ""
         return f"{self.actor.kind} #{self.number}{want} in {self.home.name}"
+
+
+_STEPS: Final[dict[type, Callable[[Task[Any], Any], None]]] = {
+    Send: Task._send,  # noqa: SLF001 - of this module
+    Ask: Task._ask,  # noqa: SLF001
+    TakeSlot: Task._take_slot,  # noqa: SLF001
+    AskChain: Task._ask_chain,  # noqa: SLF001
+}
+"""How each effect that takes time is performed. All others are answered at once."""

@@ -17,6 +17,9 @@ _NAME: Final = ("name", "string")
 _VERSION: Final = ("version", "string")
 _PLACE: Final = (("chainId", "uint256"), ("verifyingContract", "address"))
 
+_hash: Final = lru_cache(maxsize=256)(keccak)
+"""Keccak-256 of a struct's words, or of a message's. A signer encodes a payment again, from its row, and then asks for the same hashes."""
+
 
 class Domain(Struct, frozen=True):
     """The EIP-712 domain. ``version`` is None if the contract's domain has none (Permit2)."""
@@ -54,7 +57,7 @@ class TypedData(Struct, frozen=True):
 
     def digest(self) -> bytes:
         """Return the 32 bytes that are signed: ``keccak256(0x19 0x01 ‖ domain separator ‖ struct hash)``."""
-        return keccak(b"\x19\x01" + self.domain.separator() + self.struct_hash())
+        return _hash(b"\x19\x01" + self.domain.separator() + self.struct_hash())
 
 
 def _signature(name: str, fields: Any) -> str:
@@ -82,7 +85,7 @@ def _hash_struct(types: Types, name: str, values: Mapping[str, Any]) -> bytes:
     for field, kind in types[name]:
         value = values[field]
         encoded += _hash_struct(types, kind, value) if kind in types else _word(kind, value)
-    return keccak(encoded)
+    return _hash(encoded)
 
 
 def _word(kind: str, value: Any) -> bytes:
