@@ -20,6 +20,7 @@ from x402guard.chain.logs import (
     Block,
     Log,
     block_at,
+    final_block,
     find_cause,
     head_of,
     nonce_behind,
@@ -27,7 +28,14 @@ from x402guard.chain.logs import (
     outgoing_logs,
     settlement_by,
 )
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
+from x402guard.chain.rpc import (
+    INVALID,
+    ChainUnreadable,
+    JsonRpc,
+    NodeRefuses,
+    PaymentUnreadable,
+    as_endpoints,
+)
 from x402guard.errors import ConfigError
 from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
@@ -148,10 +156,12 @@ class RpcChainReader:
         """See ``ChainReader.read``."""
         intent = hold.payment()
         transaction = "" if hold.claim is None else hold.claim.transaction
-        held_unix, known = hold.created_ms // 1000, transaction_of(hold.proof)
-        finality, now_unix = self._finality[intent.network], int(self._wall())
+        # An `upto` is searched for: a node may still show a block that was undone, in which less was taken.
+        known = transaction_of(hold.proof) if intent.scheme == "exact" else ""
+        held_unix, now_unix = hold.created_ms // 1000, int(self._wall())
 
         def look(rpc: JsonRpc) -> Finding:
+            finality = self._finality[intent.network]
             return _read(rpc, intent, transaction, held_unix, finality, known=known, now_unix=now_unix)
 
         return self._readable(intent.network, look)
@@ -176,7 +186,7 @@ class RpcChainReader:
 
     def head_unix(self, network: str) -> int | None:
         """See ``HeadReader.head_unix``."""
-        found = self._readable(network, lambda rpc: _final_block(rpc, 0).time)
+        found = self._readable(network, lambda rpc: final_block(rpc, 0).time)
         return None if isinstance(found, Unreadable) else found
 
     def transfers(
@@ -185,7 +195,7 @@ class RpcChainReader:
         """See ``WalletReader.transfers``."""
 
         def look(rpc: JsonRpc) -> Transfers:
-            final = _final_block(rpc, self._finality[network])
+            final = final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
             if after is not None and after > final.number + _APART:
@@ -226,7 +236,7 @@ class RpcChainReader:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
             return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
-        except _INVALID as error:
+        except INVALID as error:
             return Unreadable(_invalid(error), alone=True)
 
     def close(self) -> None:
@@ -261,10 +271,6 @@ class _NotVisible(PaymentUnreadable):
     """A node shows that a nonce is used, and does not show the transaction that the seller has named."""
 
 
-_INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
-"""What the reading of an invalid answer raises."""
-
-
 def _invalid(error: Exception) -> str:
     return f"an answer of the RPC endpoint is invalid: {type(error).__name__}"
 
@@ -281,24 +287,12 @@ def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
             return look(node)
         except ChainUnreadable as error:
             failures.append(error)
-        except _INVALID as error:
+        except INVALID as error:
             failures.append(PaymentUnreadable(_invalid(error)))
     known = [each for each in failures if not isinstance(each, _LogsRefused)]
     if known and any(isinstance(each, PaymentUnreadable) for each in failures):
         raise PaymentUnreadable(str(known[-1])) from known[-1]
     raise (known or failures)[-1]
-
-
-def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
-    if isinstance(finality, int):
-        head = quantity(rpc.call("eth_blockNumber"))
-        return Block.of(rpc.call("eth_getBlockByNumber", hex(max(0, head - finality)), False))  # noqa: FBT003 - the RPC's own
-    try:
-        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
-    except NodeRefuses as error:
-        raise NodeRefuses(
-            f"no {finality} block ({error}); set a number of blocks instead: Chain(urls, finality=…)"
-        ) from error
 
 
 class _Seen(Struct, frozen=True):
@@ -389,12 +383,12 @@ def _compared(seen: _Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRp
     try:
         if over and not nonce_used(node, intent, "latest"):
             return seen
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return seen
     try:
         node.check_chain()
         other = look(node)
-    except (ChainUnreadable, ConfigError, *_INVALID) as error:
+    except (ChainUnreadable, ConfigError, *INVALID) as error:
         if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
             raise _Contradicted from error  # it has shown that the nonce is used
         refuses = isinstance(error, _LogsRefused) and isinstance(found, Unused)
@@ -406,7 +400,7 @@ def _head_unix(node: JsonRpc, found: Finding) -> int:
     """Return the time of an endpoint's latest block; if it cannot be read, one by which no endpoint is behind."""
     try:
         return head_of(node).time
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return 2**63 if isinstance(found, Unused) else 0
 
 
@@ -446,7 +440,7 @@ def _shows_more(
     try:
         shown = Counter((log.transaction, log.payee, log.amount) for _, logs in search(node) for log in logs)
         return bool(shown - known)
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return False
 
 
@@ -464,8 +458,8 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
     One that is behind, or cannot be read, is no witness.
     """
     try:
-        other = _final_block(node, finality)
-    except (ChainUnreadable, ConfigError, *_INVALID):
+        other = final_block(node, finality)
+    except (ChainUnreadable, ConfigError, *INVALID):
         return False
     far_before = other.number < final.number - _APART and final.time - other.time < _APART_S
     return far_before or final.time < min(other.time, now_unix) - _BEHIND_S
@@ -476,18 +470,18 @@ def _read_at(
 ) -> Finding:
     """Return what one node shows. *transaction*: what the seller names; *known*: what has proven the payment before."""
     used_at_head = nonce_used(rpc, intent, "latest")
-    final = _final_block(rpc, finality)
+    final = final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
         return Unused(final.time)
     too_late = used and intent.dead_at(final.time)
-    named = [each for each in dict.fromkeys((known, transaction.lower())) if is_transaction(each)]
+    named = is_transaction(transaction)
     try:
-        settled, missing = settlement_by(rpc, intent, named, final)
-        cause = settled or find_cause(rpc, intent, held_unix, final)
+        settled, missing = settlement_by(rpc, intent, transaction, final) if named else (None, False)
+        cause = settled or find_cause(rpc, intent, held_unix, final, "" if known == transaction.lower() else known)
     except NodeRefuses as error:
         raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
-    if cause is None and transaction.lower() in named and missing and not intent.dead_at(final.time):
+    if cause is None and missing and not intent.dead_at(final.time):
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:

@@ -232,7 +232,11 @@ class Books:
     def _check_words(self, row: Mapping[str, Any]) -> None:
         """Check an entry or a mark: a seller's words stand in its ``words`` alone."""
         shown = {key: value for key, value in row.items() if key != "words"} if "words" in row else row
-        self.check_shown("a row", _AS_JSON(shown).decode())
+        try:
+            text = _AS_JSON(shown).decode()
+        except (TypeError, ValueError) as error:
+            raise Violation("not-json", f"{error}: {row!r}"[:300]) from error
+        self.check_shown("a row", text)
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 

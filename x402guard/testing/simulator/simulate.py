@@ -130,7 +130,8 @@ def simulate(
     with _Unpaused():
         for seed in seeds:
             result.add(play(Case(seed, length, store=store, flavour=flavour), sellers=sellers, policy=policy))
-            gc.collect(0)  # all that a run leaves is young, and the next one gets its memory
+            for generation in (0, 1):  # what a run leaves is young; finalizers keep some of it for one more look
+                gc.collect(generation)
             if until is not None and monotonic() >= until:
                 break
             if stop_at is not None and len(result.violations) >= stop_at:
@@ -139,7 +140,7 @@ def simulate(
 
 
 class _Unpaused:
-    """A block whose garbage is collected where it says so, not while a run goes on, whose rows would be looked through."""
+    """A block without the automatic collector, which would look through the rows of a run again and again."""
 
     def __enter__(self) -> None:
         self._was_on = gc.isenabled()

@@ -221,9 +221,9 @@ class Task(Generic[R]):
             raise Violation("no-line", f"{self} sends a request")
         self.line.send(self, effect)
 
-    def _answer(self, _effect: object) -> None:
+    def _answer(self, effect: object) -> None:
         """Perform an effect that is answered at once."""
-        effect, failure = self.effect, self._fault()
+        failure = self._fault()
         if failure is not None:
             self._world.say(f"{self} {type(effect).__name__} fails: {failure}")
             self.resume(None, failure)
