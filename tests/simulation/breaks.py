@@ -120,7 +120,7 @@ BREAKS = (
         raise"""),
     ("an unused nonce frees a payment that is still valid", "ledger/evidence.py",
      "    dead = hold.payment().dead_at(block_time)\n", "    dead = True\n"),
-    ("the latest block counts as final", "chain/logs.py",
+    ("the latest block counts as final", "chain/reader.py",
      '        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))', '        return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))'),
     ("a remainder comes back before its block is final", "ledger/evidence.py",
      "    row = view.mark(EXPOSED) if most else None\n", "    return True\n    row = None\n"),

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
-from x402guard.chain.rpc import INVALID, ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
 from x402guard.evm import Address, checksum_address
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
@@ -111,19 +111,6 @@ def head_of(rpc: JsonRpc) -> Block:
     return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))  # noqa: FBT003 - the RPC's own signature
 
 
-def final_block(rpc: JsonRpc, finality: int | str) -> Block:
-    """Return the last final block: so many blocks behind the latest one, or that of a tag such as ``finalized``."""
-    if isinstance(finality, int):
-        head = quantity(rpc.call("eth_blockNumber"))
-        return Block.of(rpc.call("eth_getBlockByNumber", hex(max(0, head - finality)), False))  # noqa: FBT003 - the RPC's own
-    try:
-        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
-    except NodeRefuses as error:
-        raise NodeRefuses(
-            f"no {finality} block ({error}); set a number of blocks instead: Chain(urls, finality=…)"
-        ) from error
-
-
 def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0) -> int:
     """Return the number of the last block, from *low* to *head*, that is not later than *time_unix* (unix seconds).
 
@@ -200,27 +187,11 @@ def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
     return bool(word >> (intent.nonce & 0xFF) & 1)
 
 
-def settlement_by(rpc: JsonRpc, intent: Intent, transaction: str, final: Block) -> tuple[Settled | None, bool]:
-    """Return (the payment's settlement by a call that is *transaction*, or None; True if the node does not show that).
-
-    It has to show the receipt as well. The logs may show a payment of which it shows neither.
-    """
-    try:
-        sent = rpc.call("eth_getTransactionByHash", transaction)
-        receipt = rpc.call("eth_getTransactionReceipt", transaction)
-    except NodeRefuses:
-        return None, True
-    if not isinstance(sent, Mapping) or not isinstance(receipt, Mapping):
-        return None, True
-    return settlement_in(intent, transaction, sent, receipt, final), False
-
-
-def _proven_again(rpc: JsonRpc, intent: Intent, known: str, final: Block) -> Settled | None:
-    """Return the settlement by the transaction that has proven a payment before; None if the node does not show it."""
-    try:
-        return settlement_by(rpc, intent, known, final)[0]
-    except (ChainUnreadable, *INVALID):
-        return None  # a search of the logs decides
+def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return (transaction, receipt), or None if the node does not show both."""
+    sent = rpc.call("eth_getTransactionByHash", transaction)
+    receipt = rpc.call("eth_getTransactionReceipt", transaction)
+    return (sent, receipt) if isinstance(sent, Mapping) and isinstance(receipt, Mapping) else None
 
 
 def settlement_in(
@@ -256,16 +227,12 @@ def _transfers(receipt: Mapping[str, Any], intent: Intent) -> list[Log]:
     return [log for log in _all_logs(receipt) if log.is_transfer(intent.token, intent.payer, intent.payee)]
 
 
-def find_cause(
-    rpc: JsonRpc, intent: Intent, held_unix: int, final: Block, known: str = ""
-) -> Settled | Cancelled | None:
+def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Settled | Cancelled | None:
     """Search the logs for the transaction that used a nonce; None if they do not show it.
 
     *held_unix* is when the hold was written, in unix seconds. The search starts ``CLOCKS_APART_S`` earlier, because
-    clocks differ. *known* is a transaction that has proven the payment before, or "": it is read first.
+    clocks differ.
     """
-    if known and (settled := _proven_again(rpc, intent, known, final)) is not None:
-        return settled
     head = max(head_of(rpc), final, key=lambda block: block.number)  # another node may have named the final block
     first = cache(lambda: block_at(rpc, held_unix - CLOCKS_APART_S, head))
     if intent.method == "eip3009":

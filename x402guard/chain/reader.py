@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,26 +20,19 @@ from x402guard.chain.logs import (
     Block,
     Log,
     block_at,
-    final_block,
     find_cause,
     head_of,
     nonce_behind,
     nonce_used,
     outgoing_logs,
-    settlement_by,
+    settlement_in,
+    transaction_in,
 )
-from x402guard.chain.rpc import (
-    INVALID,
-    ChainUnreadable,
-    JsonRpc,
-    NodeRefuses,
-    PaymentUnreadable,
-    as_endpoints,
-)
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
 from x402guard.errors import ConfigError
 from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
-from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used, transaction_of
+from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -156,13 +149,10 @@ class RpcChainReader:
         """See ``ChainReader.read``."""
         intent = hold.payment()
         transaction = "" if hold.claim is None else hold.claim.transaction
-        # An `upto` is searched for: a node may still show a block that was undone, in which less was taken.
-        known = transaction_of(hold.proof) if intent.scheme == "exact" else ""
         held_unix, now_unix = hold.created_ms // 1000, int(self._wall())
 
         def look(rpc: JsonRpc) -> Finding:
-            finality = self._finality[intent.network]
-            return _read(rpc, intent, transaction, held_unix, finality, known=known, now_unix=now_unix)
+            return _read(rpc, intent, transaction, held_unix, self._finality[intent.network], now_unix=now_unix)
 
         return self._readable(intent.network, look)
 
@@ -186,7 +176,7 @@ class RpcChainReader:
 
     def head_unix(self, network: str) -> int | None:
         """See ``HeadReader.head_unix``."""
-        found = self._readable(network, lambda rpc: final_block(rpc, 0).time)
+        found = self._readable(network, lambda rpc: _final_block(rpc, 0).time)
         return None if isinstance(found, Unreadable) else found
 
     def transfers(
@@ -195,7 +185,7 @@ class RpcChainReader:
         """See ``WalletReader.transfers``."""
 
         def look(rpc: JsonRpc) -> Transfers:
-            final = final_block(rpc, self._finality[network])
+            final = _final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
             if after is not None and after > final.number + _APART:
@@ -236,7 +226,7 @@ class RpcChainReader:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
             return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
-        except INVALID as error:
+        except _INVALID as error:
             return Unreadable(_invalid(error), alone=True)
 
     def close(self) -> None:
@@ -271,6 +261,10 @@ class _NotVisible(PaymentUnreadable):
     """A node shows that a nonce is used, and does not show the transaction that the seller has named."""
 
 
+_INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
+"""What the reading of an invalid answer raises."""
+
+
 def _invalid(error: Exception) -> str:
     return f"an answer of the RPC endpoint is invalid: {type(error).__name__}"
 
@@ -287,12 +281,24 @@ def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
             return look(node)
         except ChainUnreadable as error:
             failures.append(error)
-        except INVALID as error:
+        except _INVALID as error:
             failures.append(PaymentUnreadable(_invalid(error)))
     known = [each for each in failures if not isinstance(each, _LogsRefused)]
     if known and any(isinstance(each, PaymentUnreadable) for each in failures):
         raise PaymentUnreadable(str(known[-1])) from known[-1]
     raise (known or failures)[-1]
+
+
+def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
+    if isinstance(finality, int):
+        head = quantity(rpc.call("eth_blockNumber"))
+        return Block.of(rpc.call("eth_getBlockByNumber", hex(max(0, head - finality)), False))  # noqa: FBT003 - the RPC's own
+    try:
+        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
+    except NodeRefuses as error:
+        raise NodeRefuses(
+            f"no {finality} block ({error}); set a number of blocks instead: Chain(urls, finality=…)"
+        ) from error
 
 
 class _Seen(Struct, frozen=True):
@@ -313,7 +319,6 @@ def _read(
     held_unix: int = 0,
     finality: Finality = "finalized",
     *,
-    known: str = "",
     now_unix: int = 0,
 ) -> Finding:
     """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left.
@@ -321,9 +326,7 @@ def _read(
     What would give budget back, or says little, is asked of each other node as well: what shows the most taken counts.
     Raises ``PaymentUnreadable`` if one contradicts, and ``ChainUnreadable`` if none answers.
     """
-    look = partial(
-        _read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality, known=known
-    )
+    look = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
 
     def looked(node: JsonRpc) -> Finding:
         found = look(node)
@@ -383,12 +386,12 @@ def _compared(seen: _Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRp
     try:
         if over and not nonce_used(node, intent, "latest"):
             return seen
-    except (ChainUnreadable, ConfigError, *INVALID):
+    except (ChainUnreadable, ConfigError, *_INVALID):
         return seen
     try:
         node.check_chain()
         other = look(node)
-    except (ChainUnreadable, ConfigError, *INVALID) as error:
+    except (ChainUnreadable, ConfigError, *_INVALID) as error:
         if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
             raise _Contradicted from error  # it has shown that the nonce is used
         refuses = isinstance(error, _LogsRefused) and isinstance(found, Unused)
@@ -400,7 +403,7 @@ def _head_unix(node: JsonRpc, found: Finding) -> int:
     """Return the time of an endpoint's latest block; if it cannot be read, one by which no endpoint is behind."""
     try:
         return head_of(node).time
-    except (ChainUnreadable, ConfigError, *INVALID):
+    except (ChainUnreadable, ConfigError, *_INVALID):
         return 2**63 if isinstance(found, Unused) else 0
 
 
@@ -440,7 +443,7 @@ def _shows_more(
     try:
         shown = Counter((log.transaction, log.payee, log.amount) for _, logs in search(node) for log in logs)
         return bool(shown - known)
-    except (ChainUnreadable, ConfigError, *INVALID):
+    except (ChainUnreadable, ConfigError, *_INVALID):
         return False
 
 
@@ -458,33 +461,39 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
     One that is behind, or cannot be read, is no witness.
     """
     try:
-        other = final_block(node, finality)
-    except (ChainUnreadable, ConfigError, *INVALID):
+        other = _final_block(node, finality)
+    except (ChainUnreadable, ConfigError, *_INVALID):
         return False
     far_before = other.number < final.number - _APART and final.time - other.time < _APART_S
     return far_before or final.time < min(other.time, now_unix) - _BEHIND_S
 
 
-def _read_at(
-    rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality, *, known: str
-) -> Finding:
-    """Return what one node shows. *transaction*: what the seller names; *known*: what has proven the payment before."""
+def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
     used_at_head = nonce_used(rpc, intent, "latest")
-    final = final_block(rpc, finality)
+    final = _final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
         return Unused(final.time)
+    named = transaction if is_transaction(transaction) else ""
     too_late = used and intent.dead_at(final.time)
-    named = is_transaction(transaction)
     try:
-        settled, missing = settlement_by(rpc, intent, transaction, final) if named else (None, False)
-        cause = settled or find_cause(rpc, intent, held_unix, final, "" if known == transaction.lower() else known)
+        seen = _seen(rpc, named) if named else None
+        cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
+        cause = cause or find_cause(rpc, intent, held_unix, final)
     except NodeRefuses as error:
         raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
-    if cause is None and missing and not intent.dead_at(final.time):
+    if cause is None and named and seen is None and not intent.dead_at(final.time):
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
         return Used(final=used)
     # Its backends may disagree: a cause is final only if the state of the final block confirms it.
     return cause if used else replace(cause, final=False)
+
+
+def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return the transaction that a seller names, and its receipt; None if no node shows it (the logs still may)."""
+    try:
+        return transaction_in(rpc, named)
+    except NodeRefuses:
+        return None

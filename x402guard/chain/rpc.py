@@ -40,10 +40,6 @@ _WORD_DIGITS: Final = 66
 _NUMBER_DIGITS: Final = 78
 
 
-INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
-"""What the reading of an invalid answer raises."""
-
-
 class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding ``Unreadable``
     """The chain could not be read: it is unreachable, or an answer is invalid."""
 

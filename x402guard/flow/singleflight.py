@@ -17,7 +17,7 @@ from x402guard.flow.ports import (
 )
 from x402guard.ledger.evidence import Finding, Unreadable
 
-_Key = tuple[str, str | None, int, str]
+_Key = tuple[str, int, str]
 _NO_CHAIN = Unreadable("no chain is configured")
 _BROKEN_OFF = Unreadable("the read was broken off")
 
@@ -77,8 +77,8 @@ class SingleFlight:
             return Unreadable(f"the chain reader failed: {type(error).__name__}")
 
     def _read(self, question: HoldStatus, chain: ChainReader) -> Finding:
-        hold, claim = question.hold, question.hold.claim
-        key = (hold.id, hold.proof, 0, "") if claim is None else (hold.id, hold.proof, claim.amount, claim.transaction)
+        claim = question.hold.claim
+        key = (question.hold.id, 0, "") if claim is None else (question.hold.id, claim.amount, claim.transaction)
         mine = _Flight()
         try:
             try:

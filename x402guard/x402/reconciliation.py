@@ -269,7 +269,7 @@ def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool
         return False
     # A payment that has another proof is asked about as well: the block of that one may be undone, with its node behind.
     # Or the event before this Transfer belongs to another Transfer of the same transaction.
-    shown = replace(hold, claim=Claim(hold.amount, transfer.transaction), proof=None)
+    shown = replace(hold, claim=Claim(hold.amount, transfer.transaction))
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding

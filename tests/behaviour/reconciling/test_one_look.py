@@ -292,16 +292,3 @@ def test_the_facilitator_that_an_upto_names_is_in_what_is_told():
         guard.reconcile()
         facts = next(notice.facts for notice in told if notice.kind == "claim_contradicted")
         assert (facts["payee"], facts["facilitator"], facts["chain"]) == (PAYEE, FACILITATOR, "0.04")
-
-
-def test_a_transfer_is_asked_about_without_the_proof_that_its_payment_has():
-    """The block of that proof may be undone, and a node still shows it: the answer has to be about this Transfer."""
-    chain = Wallet(finding=Settled(100_000, TX, 0, final=False))
-    with make_guard(chains=chain) as guard:
-        _, hold_id = signed(guard)
-        guard.reconcile()
-        chain.finding = lambda hold: Settled(100_000, TX if hold.proof else OTHER_TX, 0, final=True)
-        chain.outgoing.append(leaves(100_000, OTHER_TX, PAYEE))
-        chain.nonces[OTHER_TX] = int(hold_id, 16)
-        assert guard.reconcile().unexplained == []
-        assert OTHER_TX in guard.shell.store.hold(hold_id).proof

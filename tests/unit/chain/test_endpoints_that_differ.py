@@ -4,11 +4,10 @@ from itertools import permutations, product
 
 import pytest
 
-from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, TX, log
+from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, log
 from tests.support.ledger import PAYER
 from tests.unit.chain.test_reader_nodes import Logs, cancelled, in_block
 from tests.unit.chain.test_several_nodes import Answering, Provider, Stated, a_hold_of, reader_of
-from x402guard.frozen import replace
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 
 CEILING = 100_000
@@ -202,23 +201,3 @@ def test_a_witness_that_is_limited_after_it_has_shown_more_is_no_leave_to_free(k
     witness = Limited(shows(str(CEILING), kind).node, kind, limited)
     found = reader_of(shows("dead", kind), witness).read(a_hold_of(intent))
     assert counts(found, intent) == CEILING
-
-
-@pytest.mark.parametrize("kind", ["eip3009", "upto"])
-def test_the_proof_of_a_hold_is_read_without_a_search(kind):
-    """The seller has named no transaction, and the node keeps no logs: an earlier check has found this one.
-
-    An ``upto`` is searched for: in a block that was undone it may have taken less than now.
-    """
-    intent = INTENTS[kind]
-    hold = replace(a_hold_of(intent), claim=None)
-    reader = reader_of(Bits(Logs(intent), kind))
-    assert reader.read(hold) == Used(final=True)
-    known = Settled(CEILING, TX, 3, final=True) if kind == "eip3009" else Used(final=True)
-    assert reader.read(replace(hold, proof=f"eip155:84532/{TX}/3")) == known
-
-
-def test_a_payment_on_a_network_without_an_endpoint_cannot_be_read():
-    elsewhere = replace(INTENTS["eip3009"], network="eip155:8453")
-    reader = reader_of(shows("unused", "eip3009"))
-    assert reader.read(a_hold_of(elsewhere)) == Unreadable("no RPC for eip155:8453")

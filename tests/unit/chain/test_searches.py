@@ -130,35 +130,3 @@ def test_a_payee_that_was_paid_a_thousand_times_is_not_read_whole():
     node = paid_at(intent, [5_001] * 1_000, 0)
     assert _read(node, intent, "", NOW, "finalized") == Used(final=True)
     assert len(node.shown) == 100
-
-
-@pytest.mark.parametrize("kind", INTENTS)
-@pytest.mark.parametrize("named", ["", "0x" + "ee" * 32])
-def test_what_has_proven_a_payment_is_read_and_no_log_is_searched(kind, named):
-    intent = INTENTS[kind]
-    node = paid_at(intent, [5_001], 5_001)
-    proof = f"0x{5_001:064x}"
-    node.sent_by[named] = None
-    assert _read(node, intent, named, NOW, known=proof) == Settled(intent.amount_atomic, proof, 3, final=True)
-    assert (node.searched, node.shown) == ([], [named, proof] if named else [proof])
-
-
-@pytest.mark.parametrize("shows", [None, {"to": 5, "input": "nothing"}, {}])
-@pytest.mark.parametrize("kind", ["exact permit2", "upto"])
-def test_a_payment_whose_block_was_undone_is_searched_for_anew(kind, shows):
-    intent = INTENTS[kind]
-    node = paid_at(intent, [5_003], 5_003)
-    gone = "0x" + "ee" * 32
-    node.sent_by[gone] = shows
-    found = _read(node, intent, "", NOW, known=gone)
-    assert found == Settled(intent.amount_atomic, f"0x{5_003:064x}", 3, final=True)
-    assert node.shown[0] == gone
-
-
-def test_what_the_seller_names_comes_before_a_proof_whose_block_may_be_undone():
-    """A node may still show a transaction of a block that it has left."""
-    intent = INTENTS["exact permit2"]
-    node = paid_at(intent, [5_001, 5_003], 5_003)
-    node.sent_by[f"0x{5_001:064x}"] = node.sent_by[f"0x{5_003:064x}"]
-    found = _read(node, intent, f"0x{5_003:064x}", NOW, known=f"0x{5_001:064x}")
-    assert found == Settled(intent.amount_atomic, f"0x{5_003:064x}", 3, final=True)
