@@ -82,7 +82,8 @@ class Seat:
             return None
         return Refusal(
             BUSY,
-            f"{most} calls of {where} are under way, and no slot was free in time (policy.bulkhead)",
+            f"{most} {'call' if most == 1 else 'calls'} of {where} may be under way at once, and no slot was free in time "
+            "(policy.bulkhead)",
             retry_after_s=1,
             error=CircuitOpen,
             advice="Wait for a call to end, or raise policy.bulkhead. In an event loop await the call: a blocking one there "

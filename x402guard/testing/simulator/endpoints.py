@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, is_rate_limit, selector
 from x402guard.evm import Address
-from x402guard.testing.simulator.chain import SimBlock, SimChain, SimEvent, Transaction
+from x402guard.testing.simulator.chain import SimBlock, SimChain, Transaction
 from x402guard.testing.simulator.draws import Draws
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.upto import UPTO_PROXY
@@ -227,13 +227,14 @@ class SimRpc(JsonRpc):
             raise NodeRefuses("this node keeps no old logs")
         query = params[0]
         wanted, address = query["topics"], query["address"].lower()
-        kinds = wanted[0] if type(wanted[0]) is list else wanted[:1]
-        events: Iterable[SimEvent] = (
-            event
-            for block in self._eventful(node, address, kinds, int(query["fromBlock"], 16), int(query["toBlock"], 16))
-            for event in block.events
-        )
-        return [log for emitter, topics, log in events if emitter == address and _fits(topics, wanted)]
+        kinds, rest = wanted[0] if type(wanted[0]) is list else wanted[:1], tuple(wanted[1:])
+        first, last, upto = int(query["fromBlock"], 16), int(query["toBlock"], 16), len(wanted)
+        return [
+            log
+            for block in self._eventful(node, address, kinds, first, last)
+            for emitter, topics, log in block.events
+            if emitter == address and topics[0] in kinds and topics[1:upto] == rest
+        ]
 
     def _eventful(
         self, node: Endpoint, emitter: str, kinds: Iterable[str], first: int, last: int
@@ -258,7 +259,11 @@ class SimRpc(JsonRpc):
             places = [] if number is None or number > self._seen(node)[1] else [self._chain.blocks[number]]
         else:
             places = node.fork[::-1]
-        return next(((block, sent) for block in places for sent in block.transactions if sent.hash == wanted), None)
+        for block in places:
+            for sent in block.transactions:
+                if sent.hash == wanted:
+                    return block, sent
+        return None
 
     def _sent(self, node: Endpoint, params: Sequence[Any]) -> Any:
         found = self._found(node, params[0])
@@ -278,15 +283,6 @@ class SimRpc(JsonRpc):
         block, sent = found
         logs = [log for _, _, log in block.events if log["transactionHash"] == sent.hash]
         return {"status": int(sent.succeeded), "blockNumber": block.number, "transactionHash": sent.hash, "logs": logs}
-
-
-def _fits(topics: Sequence[str], wanted: Sequence[Any]) -> bool:
-    if len(topics) < len(wanted):
-        return False
-    for topic, want in zip(topics, wanted, strict=False):
-        if topic != want and want is not None and not (type(want) is list and topic in want):
-            return False
-    return True
 
 
 def calldata(sent: Transaction) -> tuple[str, bytes]:
