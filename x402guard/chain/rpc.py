@@ -84,7 +84,7 @@ class JsonRpc:
         self._first = 0
         self._right: set[int] = set()
         self._once_right: set[int] = set()
-        self._silent: dict[int, float] = {}
+        self._silent: dict[tuple[int, str], float] = {}
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
@@ -101,13 +101,13 @@ class JsonRpc:
     def others(self) -> Iterator[JsonRpc]:
         """Yield a client for each endpoint but this one, which asks it once. None for a client of all endpoints.
 
-        One that was silent within the last minute is left out. None of them is asked first from then on.
+        What one has not answered within the last minute it is not asked again. None of them is asked first from then on.
         """
         return iter(())
 
     def _others_of(self, at: int) -> Iterator[JsonRpc]:
         for other in range(len(self._nodes)):
-            if other != at and time.monotonic() - self._silent.get(other, -_SILENT_S) >= _SILENT_S:
+            if other != at:
                 yield OneNode(self, other, is_witness=True)
 
     def check_chain(self) -> None:
@@ -128,11 +128,17 @@ class JsonRpc:
         return self.call_at(self._in_turn(), method, params)
 
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
-        """Do the same with one endpoint, by its index: once, and without asking it first from then on."""
+        """Do the same with one endpoint, by its index: once, and without asking it first from then on.
+
+        A method that it has not answered is not asked again for ``_SILENT_S``. It still answers the others: one that limits
+        searches of logs says all the same that a nonce is used.
+        """
+        if time.monotonic() - self._silent.get((at, method), -_SILENT_S) < _SILENT_S:
+            raise ChainUnreadable(f"{method}: the endpoint has not answered within the last {_SILENT_S:g} s")
         try:
             _, result = self._ask(at, method, params)
         except ChainUnreadable:
-            self._silent[at] = time.monotonic()
+            self._silent[at, method] = time.monotonic()
             raise
         if isinstance(result, ChainUnreadable):
             raise result

@@ -425,6 +425,29 @@ def test_a_node_is_never_its_own_witness_whatever_other_threads_ask():
     assert isinstance(reader.read(a_hold_of(intent)), Unreadable)
 
 
+class Slow(Stated):
+    """A node that knows that the nonce is used, and does not answer one of the questions behind that."""
+
+    def __init__(self, method, time):
+        super().__init__(used=True, time=time)
+        self.slow = method
+
+    def make_request(self, method, params):
+        if method == self.slow:
+            raise TimeoutError
+        return super().make_request(method, params)
+
+
+@pytest.mark.parametrize("method", ["eth_getLogs", "eth_getTransactionByHash", "eth_getTransactionReceipt"])
+def test_a_witness_that_does_not_answer_one_question_is_asked_the_others_again(method):
+    """Else the second payment would be freed: the first node, on a dead fork, shows it unused after its deadline."""
+    intent = INTENTS["exact permit2"]
+    after = intent.valid_until + 1
+    reader = reader_of(Stated(used=False, time=after), Slow(method, after))
+    for _ in range(3):
+        assert isinstance(reader.read(a_hold_of(intent)), Unreadable)
+
+
 def test_a_witness_is_asked_once_left_out_while_it_is_silent_and_never_asked_first():
     intent = INTENTS["exact permit2"]
     after = intent.valid_until + 1
