@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
 _SILENT_S: Final = 60.0
+_ALL: Final = "all methods"
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""
@@ -101,7 +102,7 @@ class JsonRpc:
     def others(self) -> Iterator[JsonRpc]:
         """Yield a client for each endpoint but this one, which asks it once. None for a client of all endpoints.
 
-        What one has not answered within the last minute it is not asked again. None of them is asked first from then on.
+        One may raise at once: see ``ask_once``. None of them is asked first from then on.
         """
         return iter(())
 
@@ -130,15 +131,19 @@ class JsonRpc:
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
         """Do the same with one endpoint, by its index: once, and without asking it first from then on.
 
-        A method that it has not answered is not asked again for ``_SILENT_S``. It still answers the others: one that limits
-        searches of logs says all the same that a nonce is used.
+        Raises ``ChainUnreadable`` at once for a method that it has not answered within ``_SILENT_S``; for any method if it has
+        not said which chain it serves, or what the state at its head is. One that limits searches of logs still says that
+        a nonce is used.
         """
-        if time.monotonic() - self._silent.get((at, method), -_SILENT_S) < _SILENT_S:
+        is_cheap = method == "eth_chainId" or (method == "eth_call" and params[-1] == "latest")
+        question = _ALL if is_cheap else method
+        since = max(self._silent.get((at, each), -_SILENT_S) for each in (_ALL, question))
+        if time.monotonic() - since < _SILENT_S:
             raise ChainUnreadable(f"{method}: the endpoint has not answered within the last {_SILENT_S:g} s")
         try:
             _, result = self._ask(at, method, params)
         except ChainUnreadable:
-            self._silent[at, method] = time.monotonic()
+            self._silent[at, question if at in self._right else _ALL] = time.monotonic()
             raise
         if isinstance(result, ChainUnreadable):
             raise result

@@ -428,24 +428,53 @@ def test_a_node_is_never_its_own_witness_whatever_other_threads_ask():
 class Slow(Stated):
     """A node that knows that the nonce is used, and does not answer one of the questions behind that."""
 
-    def __init__(self, method, time):
+    def __init__(self, question, time):
         super().__init__(used=True, time=time)
-        self.slow = method
+        self.slow = question
 
     def make_request(self, method, params):
-        if method == self.slow:
+        if method == self.slow or (self.slow == "state of a block" and _names_block(params)):
             raise TimeoutError
         return super().make_request(method, params)
 
 
-@pytest.mark.parametrize("method", ["eth_getLogs", "eth_getTransactionByHash", "eth_getTransactionReceipt"])
-def test_a_witness_that_does_not_answer_one_question_is_asked_the_others_again(method):
+def _names_block(params):
+    return bool(params) and isinstance(params[-1], dict) and "blockHash" in params[-1]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "eth_getLogs",
+        "eth_getTransactionByHash",
+        "eth_getTransactionReceipt",
+        "eth_getBlockByNumber",
+        "state of a block",
+    ],
+)
+def test_a_witness_that_does_not_answer_one_question_is_asked_the_others_again(question):
     """Else the second payment would be freed: the first node, on a dead fork, shows it unused after its deadline."""
     intent = INTENTS["exact permit2"]
     after = intent.valid_until + 1
-    reader = reader_of(Stated(used=False, time=after), Slow(method, after))
+    reader = reader_of(Stated(used=False, time=after), Slow(question, after))
     for _ in range(3):
         assert isinstance(reader.read(a_hold_of(intent)), Unreadable)
+
+
+def test_a_dead_witness_is_waited_for_once_by_all_reads():
+    intent = INTENTS["eip3009"]
+    after = intent.valid_until + 1
+    dead, asked = Provider(None), []
+
+    def never(method, params):
+        asked.append(method)
+        raise TimeoutError
+
+    dead.make_request = never
+    reader = reader_of(Stated(used=False, time=after), dead)
+    for _ in range(4):
+        assert reader.read(a_hold_of(intent)) == Unused(after)
+    assert asked == ["eth_chainId"]
 
 
 def test_a_witness_is_asked_once_left_out_while_it_is_silent_and_never_asked_first():
