@@ -29,9 +29,8 @@ Arguments = tuple[Any, ...]
 
 def amount_settled(intent: Intent, to: str, data: bytes) -> int | None:
     """Return the amount of *intent* that a call to *to* settles, in atomic units; None for another call or payment."""
-    if (
-        intent.nonce.to_bytes(32, "big") not in data
-    ):  # one word of each such call: most transactions are told apart here
+    # Each such call has the nonce as one word. To decode the others takes far longer.
+    if intent.nonce.to_bytes(32, "big") not in data:
         return None
     for contract, name, types, amount_of in _settling_calls(intent):
         if to.lower() == contract.lower():
