@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
+
 _SILENT_S: Final = 60.0
+"""Seconds for which a witness is not asked again for a method that it has not answered."""
+
 _ALL: Final = "all methods"
-"""Seconds for which a witness is not asked again what it has not answered; and what stands there for all of its methods."""
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""

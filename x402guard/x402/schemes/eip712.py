@@ -18,7 +18,7 @@ _VERSION: Final = ("version", "string")
 _PLACE: Final = (("chainId", "uint256"), ("verifyingContract", "address"))
 
 _hash: Final = lru_cache(maxsize=256)(keccak)
-"""Keccak-256 of a struct's words, or of a message's. A signer encodes a payment again, from its row, and then asks for the same hashes."""
+"""Keccak-256. The last hashes are known: a signer encodes a payment again, from its row, and needs the same ones."""
 
 
 class Domain(Struct, frozen=True):
