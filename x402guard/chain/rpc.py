@@ -27,9 +27,12 @@ ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
 
 _SILENT_S: Final = 60.0
-"""Seconds for which a witness is not asked again for a method that it has not answered."""
+"""Seconds for which a witness is not asked again what it was slow not to answer."""
 
-_ALL: Final = "all methods"
+_SLOW_S: Final = 0.5
+"""An error that comes sooner makes no payment wait, so the witness is asked again: most rate limits last a second."""
+
+_ALL: Final = "all questions"
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""
@@ -134,19 +137,20 @@ class JsonRpc:
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
         """Do the same with one endpoint, by its index: once, and without asking it first from then on.
 
-        Raises ``ChainUnreadable`` at once for a method that it has not answered within ``_SILENT_S``; for any method if it has
-        not said which chain it serves, or what the state at its head is. One that limits searches of logs still says that
-        a nonce is used.
+        Raises ``ChainUnreadable`` at once for a question that it has failed to answer within ``_SILENT_S``, if that took
+        time; for any question if it has not said which chain it serves, or what the state at its head is. One that limits
+        searches of logs still says that a nonce is used.
         """
-        is_cheap = method == "eth_chainId" or (method == "eth_call" and params[-1] == "latest")
-        question = _ALL if is_cheap else method
+        question, began = _question(method, params), time.monotonic()
         since = max(self._silent.get((at, each), -_SILENT_S) for each in (_ALL, question))
-        if time.monotonic() - since < _SILENT_S:
+        if began - since < _SILENT_S:
             raise ChainUnreadable(f"{method}: the endpoint has not answered within the last {_SILENT_S:g} s")
         try:
             _, result = self._ask(at, method, params)
         except ChainUnreadable:
-            self._silent[at, question if at in self._right else _ALL] = time.monotonic()
+            ended = time.monotonic()
+            if ended - began >= min(_SLOW_S, self._timeout_s / 2):
+                self._silent[at, question if at in self._right else _ALL] = ended
             raise
         if isinstance(result, ChainUnreadable):
             raise result
@@ -272,6 +276,16 @@ class OneNode(JsonRpc):
     @override
     def close(self) -> None:
         """Do nothing: the connections are those of the network's client."""
+
+
+def _question(method: str, params: Sequence[Any]) -> str:
+    """Return what else goes unanswered with a question: all of them if it is cheap, logs if they are searched alike."""
+    if method == "eth_chainId" or (method == "eth_call" and params[-1] == "latest"):
+        return _ALL
+    if method != "eth_getLogs":
+        return method
+    topics = params[0]["topics"]  # the search of a payment names its payee or nonce, that of the whole wallet does not
+    return f"{method} {topics[0]} {len(topics)}"
 
 
 def _by_web3(web3: Web3, method: str, params: Sequence[Any]) -> Any:
