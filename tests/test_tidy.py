@@ -200,7 +200,12 @@ for module in {CORE!r}:
 
 
 def test_heavy_dependencies_load_on_first_use():
-    script = "import sys, x402guard; print([m for m in ('web3', 'eth_account', 'eth_abi', 'eth_hash', 'pydantic', 'sqlite3', 'eth_tester', 'uvicorn') if m in sys.modules])"
+    later = (
+        "asyncio", "concurrent.futures", "eth_abi", "eth_account", "eth_hash", "eth_tester", "importlib.resources",
+        "pydantic", "sqlite3", "subprocess", "uvicorn", "web3", "x402guard.chain.rpc", "x402guard.views.report",
+        "x402guard.x402.reconciliation",
+    )  # fmt: skip
+    script = f"import sys, x402guard; print([name for name in {later!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

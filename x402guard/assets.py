@@ -6,7 +6,6 @@ this registry and never from the offer: a server that could choose them could ma
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -62,7 +61,9 @@ def chain_id_of(network: str) -> int:
 
 def near_network(name: object) -> str | None:
     """Return the v1 name that a wrong name of a network is close to, or None."""
-    return next(iter(difflib.get_close_matches(str(name).lower(), V1_NAMES, n=1)), None)
+    from difflib import get_close_matches  # for an error
+
+    return next(iter(get_close_matches(str(name).lower(), V1_NAMES, n=1)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
+from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,7 +27,8 @@ from x402guard.chain.logs import (
     settlement_in,
     transaction_in,
 )
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
+from x402guard.chain.settings import Chain, Endpoints, Finality
 from x402guard.errors import ConfigError
 from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
@@ -37,52 +37,10 @@ from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
 
-if TYPE_CHECKING:
-    from web3 import Web3
-
 R = TypeVar("R")
-
-Finality = Literal["finalized", "safe"] | int
 
 FUNDS_FRESH_S: Final = 5.0
 """How long a cached balance is used, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The settings to read one network.
-
-    Attributes:
-        urls: its JSON-RPC endpoints, asked in turn; one or several, each a URL or a ``web3.Web3``.
-        finality: the block that cannot be undone: the node's ``finalized`` or ``safe`` block, or a number of blocks
-            behind the latest. Only this block's state frees budget.
-        timeout_s: seconds for one call to one endpoint.
-
-    Raises ``ConfigError`` that names the field. The repr omits the URLs, because most contain an access key.
-    """
-
-    urls: str | Web3 | Sequence[str | Web3]
-    finality: Finality = "finalized"
-    timeout_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "urls", as_endpoints(self.urls))
-        depth = type(self.finality) is int and self.finality >= 0
-        if self.finality not in ("finalized", "safe") and not depth:
-            raise ConfigError(f"finality: {self.finality!r} is not 'finalized', 'safe' or a number of blocks")
-        if (
-            isinstance(self.timeout_s, bool)
-            or not isinstance(self.timeout_s, (int, float))
-            or not 0 < self.timeout_s <= 60
-        ):
-            raise ConfigError(f"timeout_s: {self.timeout_s!r} is not a number of seconds above 0 and up to 60")
-
-    def __repr__(self) -> str:
-        return f"Chain({len(as_endpoints(self.urls))} endpoints, finality={self.finality!r})"
-
-
-Endpoints = Union["str | Web3 | Sequence[str | Web3]", Chain]
-"""What names a network's endpoints in ``chains``."""
 
 
 class RpcChainReader:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from x402guard.assets import AssetRegistry
 from x402guard.evm import Address
@@ -33,8 +32,7 @@ class Looked(Struct, frozen=True):
 Sweep = Callable[["Context", Nanos], Flow[Looked]]
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True, eq=False):
     """The settings that a flow works under: plain facts, the same for every request of a session.
 
     Attributes:
@@ -95,10 +93,10 @@ class Context:
     session_budget: Nanos | None = None
     quotes: tuple[tuple[str, Nanos], ...] = ()
     reach: tuple[Reach, ...] = ()
-    named_by: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
-    in_flight: dict[Presentation, str | None] = field(default_factory=dict, compare=False, hash=False)
-    cut_off: set[Presentation] = field(default_factory=set, compare=False, hash=False)
-    between_hops: dict[Presentation, Callable[[], bool]] = field(default_factory=dict, compare=False, hash=False)
+    named_by: dict[str, str] = field(default_factory=dict)
+    in_flight: dict[Presentation, str | None] = field(default_factory=dict)
+    cut_off: set[Presentation] = field(default_factory=set)
+    between_hops: dict[Presentation, Callable[[], bool]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
-    outstanding: Callable[[], Sequence[Hold]] | None = field(default=None, compare=False, hash=False)
-    lines: dict[str, deque[object]] = field(default_factory=dict, compare=False, hash=False)
+    outstanding: Callable[[], Sequence[Hold]] | None = None
+    lines: dict[str, deque[object]] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
@@ -27,11 +26,20 @@ def on_trio() -> bool:
 
 def in_event_loop() -> bool:
     """Return whether an event loop runs in this thread: a blocking pause would hold up all of its tasks."""
+    running = of_asyncio("get_running_loop")
+    if running is None:
+        return on_trio()
     try:
-        asyncio.get_running_loop()
+        running()
     except RuntimeError:
         return on_trio()
     return True
+
+
+def of_asyncio(name: str) -> Callable[[], Any] | None:
+    """Return a function of asyncio; None if no loop of it can run in this thread, because it is not loaded, or not yet."""
+    found: Callable[[], Any] | None = getattr(sys.modules.get("asyncio"), name, None)
+    return found
 
 
 class TooLate(Exception):  # noqa: N818 - a signal, never seen by a user
@@ -51,6 +59,8 @@ class Wakeable:
             self._set = lambda: token.run_sync_soon(event.set)
             self._gone: type[Exception] = trio.RunFinishedError
         else:
+            import asyncio  # its loop runs us
+
             done, loop = asyncio.Event(), asyncio.get_running_loop()
             self._wait = done.wait
             self._set = lambda: loop.call_soon_threadsafe(done.set)

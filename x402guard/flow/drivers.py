@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -45,6 +43,10 @@ from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -309,6 +311,8 @@ async def close_to_the_end(call: Callable[[], R]) -> R:
 
 
 async def _awaited(work: Future[R], late: Callable[[R], object], *, may_drop: bool = True) -> R:
+    import asyncio  # not for programs without an event loop
+
     done = Wakeable()
     work.add_done_callback(lambda _: done.set())
     cancelled: asyncio.CancelledError | None = None
@@ -339,11 +343,15 @@ def context_of_a_thread() -> Context:
 
 @lru_cache(maxsize=1)
 def _closing_threads(_pid: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="x402guard-closing")
 
 
 @lru_cache(maxsize=64)
 def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     # One pool per ledger, so that none waits for another; and per process: a fork has none of its parent's threads.
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from x402guard.flow.bulkheads import Slots
 from x402guard.flow.context import Context
@@ -68,8 +69,7 @@ def do_nothing() -> None:
     """Default ``recheck``: background checks are off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shell:
+class Shell(Struct, frozen=True, eq=False):
     """The adapters that every flow of a guard runs on.
 
     Attributes:

@@ -5,13 +5,11 @@ Code that needs one of these asks ``here()``. A simulation sets its own, so that
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,9 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
-from x402guard.flow.detached import in_event_loop
+from x402guard.flow.detached import in_event_loop, of_asyncio
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Surroundings:
@@ -70,7 +71,9 @@ class Surroundings:
         except (OSError, IndexError):
             if Path("/proc").is_dir():
                 return False
-        asked = ("ps", "-o", "state=", "-p", str(pid))  # not Linux
+        import subprocess  # not needed on Linux
+
+        asked = ("ps", "-o", "state=", "-p", str(pid))
         try:
             said = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout  # noqa: S603 - constants
         except (OSError, subprocess.SubprocessError):
@@ -102,7 +105,7 @@ class Surroundings:
             task = kept()
             if task is None or task is current_task() or (is_alone and task is threading.current_thread()):
                 return True
-            return task.done() if isinstance(task, asyncio.Task) else _is_ended_thread(task)
+            return _has_ended(task)
 
         return is_over
 
@@ -138,9 +141,11 @@ _NEXT_JOB_S: Final = 20.0
 
 def current_task() -> object:
     """Return the current task, or the thread if no event loop runs in it."""
-    with suppress(RuntimeError):
-        if (task := asyncio.current_task()) is not None:
-            return task
+    of_loop = of_asyncio("current_task")
+    if of_loop is not None:
+        with suppress(RuntimeError):
+            if (task := of_loop()) is not None:
+                return cast("object", task)
     trio = sys.modules.get("trio")
     if trio is not None:
         with suppress(RuntimeError):
@@ -148,8 +153,12 @@ def current_task() -> object:
     return threading.current_thread()
 
 
-def _is_ended_thread(task: object) -> bool:
-    return isinstance(task, threading.Thread) and not task.is_alive()
+def _has_ended(task: object) -> bool:
+    """Return whether a thread or a task of asyncio has ended; of trio's, nothing says it."""
+    if isinstance(task, threading.Thread):
+        return not task.is_alive()
+    kind = of_asyncio("Task")
+    return isinstance(kind, type) and isinstance(task, kind) and cast("asyncio.Task[object]", task).done()
 
 
 _OLD_PAUSES: Final = 20

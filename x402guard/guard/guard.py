@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.chain.reader import Endpoints, RpcChainReader
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
@@ -59,14 +58,15 @@ from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.delivery import note_cut
-from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
 from x402guard.x402.settlement import may_fit_now, sweep
 from x402guard.x402.signer import payer_of
 
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
 
+    from x402guard.chain.settings import Endpoints
     from x402guard.telemetry.otel import Telemetry
+    from x402guard.x402.reconciliation import Reconciliation
 
 
 class Guard(BudgetParent):
@@ -140,7 +140,7 @@ class Guard(BudgetParent):
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
-        chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
+        chain = _reader_of(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.context = Context(
             session_id=WALLET,
@@ -295,6 +295,8 @@ class Guard(BudgetParent):
 
         Records what is proven, expired or corrected; names chains that cannot be read. Raises ``LedgerUnavailable``.
         """
+        from x402guard.x402.reconciliation import reconcile_ledger  # loaded at the first one
+
         return reconcile_ledger(self.shell, self.context)
 
     async def areconcile(self) -> Reconciliation:
@@ -351,3 +353,9 @@ class Guard(BudgetParent):
         return (
             "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={context.instance!r})"
         )
+
+
+def _reader_of(chains: Mapping[str, Endpoints]) -> ChainReader:
+    from x402guard.chain.reader import RpcChainReader  # loaded with the first chain
+
+    return RpcChainReader(chains)

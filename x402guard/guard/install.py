@@ -11,13 +11,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import httpx
 from msgspec import Struct
 
 import x402guard.http.transport as on_httpx
-from x402guard.chain.rpc import RpcClient
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.guard.guard import Guard
@@ -28,7 +27,9 @@ from x402guard.http.families import Library
 from x402guard.http.foreign import judge_leaving
 from x402guard.http.guarded import OnRefusal, has_guard
 from x402guard.money import Dollars
-from x402guard.views.report import Report
+
+if TYPE_CHECKING:
+    from x402guard.views.report import Report
 
 _SEAM: Final = "_transport_for_url"  # the method of all clients, in both libraries, that chooses a request's transport
 _WATCHED: Final = frozenset({"aiohttp", "google.genai"})  # refused by ``refuse_aiohttp``, so no warning is needed
@@ -190,6 +191,8 @@ class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
 def _choosing(
     original: Callable[[Any, Any], Any], wrapper: type[Any], payer: InContext, on_refusal: OnRefusal
 ) -> Callable[[Any, Any], Any]:
+    from x402guard.chain.rpc import RpcClient  # loaded with the first chain, or here
+
     def transport_for_url(client: Any, url: Any) -> Any:
         chosen = original(client, url)
         if has_guard(chosen) or isinstance(client, RpcClient):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from x402guard.chain.reader import Endpoints
+from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.ports import ChainReader

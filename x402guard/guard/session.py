@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 from typing_extensions import override
@@ -51,7 +51,9 @@ from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.reconciliation import Reconciliation, reconcile_node
+
+if TYPE_CHECKING:
+    from x402guard.x402.reconciliation import Reconciliation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -294,6 +296,8 @@ class Session(Charges, Endings):
         ``Guard.reconcile`` does so for all sessions, and compares the wallet with the ledger. Raises
         ``LedgerUnavailable``; the result names a chain that cannot be read.
         """
+        from x402guard.x402.reconciliation import reconcile_node  # loaded at the first one
+
         return reconcile_node(self.shell, self._context, self._node_id)
 
     async def areconcile(self) -> Reconciliation:

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.chain.reader import Chain
+from x402guard.chain.settings import Chain
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from x402guard.errors import LedgerUnavailable
@@ -14,6 +13,7 @@ from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
 from x402guard.ledger.purchases import take_back

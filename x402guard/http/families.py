@@ -6,9 +6,10 @@ clients of the other. The code between core and transports is written once, over
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import httpx
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, eq=False)
-class Library:
+class Library(Struct, frozen=True, eq=False):
     """One family of HTTP classes.
 
     Attributes:

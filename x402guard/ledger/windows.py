@@ -7,9 +7,7 @@ window starts with the amount still held and without earlier captures. A window 
 from __future__ import annotations
 
 import datetime as dt
-import zoneinfo
 from functools import lru_cache
-from importlib.resources import files
 from typing import Final, get_args
 
 from msgspec.structs import replace
@@ -37,6 +35,8 @@ def check_window(per: object, tz: object) -> Window:
 @lru_cache(maxsize=1)
 def _names() -> frozenset[str]:
     """Return the names that are the same on all machines: ``localtime`` and ``posix/…`` are known on some."""
+    from importlib.resources import files  # not for ledgers without windows
+
     return frozenset(files("tzdata").joinpath("zones").read_text(encoding="ascii").split())
 
 
@@ -51,8 +51,11 @@ def zone(tz: str) -> dt.tzinfo:
         return dt.UTC
     if tz not in _names():
         raise ValueError(f"{tz!r:.80} is no time zone of tzdata")
+    from importlib.resources import files
+    from zoneinfo import ZoneInfo
+
     with files("tzdata").joinpath("zoneinfo", *tz.split("/")).open("rb") as rules:
-        return zoneinfo.ZoneInfo.from_file(rules, key=tz)
+        return ZoneInfo.from_file(rules, key=tz)
 
 
 _LAST_SEEN: Final[dict[Window, tuple[int, int]]] = {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from x402guard.llm.media import Media
 from x402guard.llm.routes import Route
@@ -45,8 +44,7 @@ _Where = tuple[Any, ...]
 """The path of a value, as (path of its parent, key)."""
 
 
-@dataclass(slots=True)
-class Content:
+class Content(Struct):
     """The result of ``read_content``.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -201,9 +200,9 @@ class GenaiPriceBook:
 
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a hint for an unknown name (see ``PriceBook``)."""
-        near = difflib.get_close_matches(
-            model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85
-        )
+        from difflib import get_close_matches  # for an error
+
+        near = get_close_matches(model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85)
         if near:
             return f"did you mean {near[0]!r}?"
         others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -210,12 +209,17 @@ def _endpoint(url: str, given: object) -> MeteredHost:
         raise ConfigError(
             f"metering.endpoints: {url!r} is the URL of one route; write the base URL for an SDK, such as '…/v1'"
         )
-    near = difflib.get_close_matches(known.provider, _KNOWN, n=1, cutoff=0.8)
-    if near and known.provider not in _KNOWN:
-        raise ConfigError(
-            f"metering.endpoints: {known.provider!r} is not a provider with prices; did you mean {near[0]!r}?"
-        )
+    if known.provider not in _KNOWN:
+        _refuse_near(known.provider)
     return found
+
+
+def _refuse_near(provider: str) -> None:
+    from difflib import get_close_matches  # for an error
+
+    near = get_close_matches(provider, _KNOWN, n=1, cutoff=0.8)
+    if near:
+        raise ConfigError(f"metering.endpoints: {provider!r} is not a provider with prices; did you mean {near[0]!r}?")
 
 
 def _pattern(field_name: str, url: object) -> str:

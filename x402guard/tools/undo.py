@@ -7,7 +7,6 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
@@ -165,6 +164,7 @@ def _call(function: Undo, action: Action) -> None:
 
 def in_own_loop(call: Callable[[], Any]) -> Any:
     """Return the result of an awaitable, awaited in an event loop of its own, in a thread of its own."""
+    from concurrent.futures import ThreadPoolExecutor
 
     async def main() -> Any:
         return await call()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from x402guard.assets import Asset, AssetRegistry, TransferMethod, resolve_network
 from x402guard.errors import ProtocolError
@@ -31,8 +32,7 @@ GATEWAY_DOMAIN: Final = "GatewayWalletBatched"
 """The domain name of an offer that Circle Gateway settles from its own wallet contract, not from the token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """One way to pay that is fully supported.
 
     Attributes:
@@ -52,7 +52,6 @@ class Offer:
         extensions_json: v2's ``extensions`` as compact JSON, or None.
         position: the index in ``accepts``.
         network_as_offered: the network by the name that the offer uses.
-        network: the network in CAIP-2 form.
     """
 
     version: Literal[1, 2]
@@ -71,10 +70,11 @@ class Offer:
     extensions_json: str | None
     position: int
     network_as_offered: str
-    network: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "network", self.asset.network)
+    @property
+    def network(self) -> str:
+        """The network in CAIP-2 form."""
+        return self.asset.network
 
     def describe(self) -> str:
         """Return scheme, amount, token, network and payee for messages."""

@@ -1,13 +1,16 @@
 """Calls that may never return run in threads of their own, and a thread whose call has ended takes the next one."""
 
+import sys
 import threading
 import time
+import types
 from contextvars import ContextVar
 
 import anyio
 import pytest
 
-from x402guard.flow.detached import Aside, TooLate
+from x402guard.flow.detached import Aside, TooLate, in_event_loop
+from x402guard.flow.surroundings import current_task
 
 WHERE = ContextVar("where", default="nowhere")
 
@@ -79,3 +82,21 @@ def test_the_awaited_form_uses_the_same_threads():
         return {await Aside(ident).awaited_within(5) for _ in range(50)}
 
     assert len(anyio.run(main)) <= 3
+
+
+@pytest.mark.parametrize("module", [None, types.ModuleType("asyncio")], ids=["not loaded", "being loaded"])
+def test_a_thread_without_asyncio_has_no_loop(monkeypatch, module):
+    """Another thread may be in the middle of importing it."""
+    monkeypatch.setitem(sys.modules, "asyncio", module)
+    assert not in_event_loop()
+    assert current_task() is threading.current_thread()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_task_has_a_loop(backend):
+    async def main():
+        return in_event_loop(), current_task()
+
+    is_in, task = anyio.run(main, backend=backend)
+    assert is_in
+    assert not isinstance(task, threading.Thread)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.assets import AssetRegistry
-from x402guard.chain.reader import Finality, RpcChainReader
+from x402guard.chain.reader import RpcChainReader
+from x402guard.chain.settings import Finality
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.llm import Metering, ModelPrice
