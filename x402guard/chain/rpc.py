@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,6 +14,7 @@ from msgspec.json import encode
 from typing_extensions import override
 
 from x402guard.assets import chain_id_of
+from x402guard.chain.settings import as_endpoints
 from x402guard.errors import ConfigError
 from x402guard.evm import MAX_UINT256, Address, keccak
 from x402guard.http.redaction import hide_url, redacted
@@ -27,12 +28,13 @@ ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
 
 _SILENT_S: Final = 60.0
-"""Seconds for which a witness is not asked again what it was slow not to answer."""
+_SILENT_TIMES: Final = 10
+"""A witness is not asked for that many seconds what it was slow not to answer, or for that many times as long as that took."""
 
 _SLOW_S: Final = 0.5
-"""An error that comes sooner makes no payment wait, so the witness is asked again: most rate limits last a second."""
+"""An error that comes sooner keeps payments waiting no longer than most answers do, so the witness is asked again."""
 
-_ALL: Final = "all questions"
+_WHICH_CHAIN: Final = "the chain that it serves"
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""
@@ -91,7 +93,7 @@ class JsonRpc:
         self._first = 0
         self._right: set[int] = set()
         self._once_right: set[int] = set()
-        self._silent: dict[tuple[int, str], float] = {}
+        self._silent_until: dict[tuple[int, str], float] = {}
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
@@ -137,24 +139,31 @@ class JsonRpc:
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
         """Do the same with one endpoint, by its index: once, and without asking it first from then on.
 
-        Raises ``ChainUnreadable`` at once for a question that it has failed to answer within ``_SILENT_S``, if that took
-        time; for any question if it has not said which chain it serves, or what the state at its head is. One that limits
-        searches of logs still says that a nonce is used.
+        Raises ``ChainUnreadable`` at once for a question of a kind that it was slow not to answer; for any question if it
+        was slow not to say which chain it serves. One that limits searches of logs still says that a nonce is used.
         """
-        question, began = _question(method, params), time.monotonic()
-        since = max(self._silent.get((at, each), -_SILENT_S) for each in (_ALL, question))
-        if began - since < _SILENT_S:
-            raise ChainUnreadable(f"{method}: the endpoint has not answered within the last {_SILENT_S:g} s")
+        kind = _kind_of(method, params)
+        if at not in self._right:
+            # Asked for by itself, it is a last look at an endpoint that has just answered.
+            with self._noting_silence(at, kind if method == "eth_chainId" else _WHICH_CHAIN):
+                self._check_right(at)
+        with self._noting_silence(at, kind):
+            return self._request(self._nodes[at], method, params)
+
+    @contextmanager
+    def _noting_silence(self, at: int, kind: str) -> Iterator[None]:
+        began = time.monotonic()
+        if began < self._silent_until.get((at, kind), began):
+            raise ChainUnreadable("the endpoint did not answer such a question in time, and is not asked again yet")
         try:
-            _, result = self._ask(at, method, params)
+            yield
+        except NodeRefuses:
+            raise  # an answer
         except ChainUnreadable:
             ended = time.monotonic()
             if ended - began >= min(_SLOW_S, self._timeout_s / 2):
-                self._silent[at, question if at in self._right else _ALL] = ended
+                self._silent_until[at, kind] = ended + max(_SILENT_S, _SILENT_TIMES * (ended - began))
             raise
-        if isinstance(result, ChainUnreadable):
-            raise result
-        return result
 
     def call_at(self, nodes: Sequence[int], method: str, params: Sequence[Any]) -> Any:
         """Do the same with the endpoints *nodes* alone, by their index."""
@@ -179,20 +188,25 @@ class JsonRpc:
 
     def _ask(self, at: int, method: str, params: Sequence[Any]) -> tuple[bool, Any]:
         """Return (True, the result or the node's own error). Raises ``ChainUnreadable`` if no valid answer came."""
-        endpoint = self._nodes[at]
-        if at not in self._right:
-            found = quantity(self._request(endpoint, "eth_chainId", ()))
-            if found != chain_id_of(self.network):
-                where = f"endpoint at {httpx.URL(endpoint).host}" if isinstance(endpoint, str) else "Web3 that is given"
-                told = f"chains[{self.network!r}]: the {where} serves chain {found}; use an endpoint of this network"
-                # One that was right before is led away, and another endpoint can take its place.
-                raise ChainUnreadable(told) if at in self._once_right else ConfigError(told)
-            self._right.add(at)
-            self._once_right.add(at)
+        self._check_right(at)
         try:
-            return True, self._request(endpoint, method, params)
+            return True, self._request(self._nodes[at], method, params)
         except NodeRefuses as error:
             return True, error
+
+    def _check_right(self, at: int) -> None:
+        """Ask an endpoint which chain it serves, if it is not known. Raises as ``call`` does."""
+        if at in self._right:
+            return
+        endpoint = self._nodes[at]
+        found = quantity(self._request(endpoint, "eth_chainId", ()))
+        if found != chain_id_of(self.network):
+            where = f"endpoint at {httpx.URL(endpoint).host}" if isinstance(endpoint, str) else "Web3 that is given"
+            told = f"chains[{self.network!r}]: the {where} serves chain {found}; use an endpoint of this network"
+            # One that was right before is led away, and another endpoint can take its place.
+            raise ChainUnreadable(told) if at in self._once_right else ConfigError(told)
+        self._right.add(at)
+        self._once_right.add(at)
 
     def _request(self, endpoint: str | Web3, method: str, params: Sequence[Any]) -> Any:
         answer = (
@@ -278,14 +292,18 @@ class OneNode(JsonRpc):
         """Do nothing: the connections are those of the network's client."""
 
 
-def _question(method: str, params: Sequence[Any]) -> str:
-    """Return what else goes unanswered with a question: all of them if it is cheap, logs if they are searched alike."""
-    if method == "eth_chainId" or (method == "eth_call" and params[-1] == "latest"):
-        return _ALL
-    if method != "eth_getLogs":
-        return method
-    topics = params[0]["topics"]  # the search of a payment names its payee or nonce, that of the whole wallet does not
-    return f"{method} {topics[0]} {len(topics)}"
+def _kind_of(method: str, params: Sequence[Any]) -> str:
+    """Return what else a witness is not asked with a question: what it would answer as slowly, and few kinds in all."""
+    match method, params:
+        case "eth_call", [{"to": contract}, block]:
+            asked = "now" if block == "latest" else "at a block's number" if isinstance(block, str) else "at a block"
+            return f"{method} of {contract} {asked}"  # old state may be slow to read, and that of the head is not
+        case "eth_getLogs", [{"address": contract, "topics": [topic, *more]}]:
+            return (
+                f"{method} of {contract} {topic} {len(more)}"  # those of one payment are fewer than of the whole wallet
+            )
+        case _:
+            return method
 
 
 def _by_web3(web3: Web3, method: str, params: Sequence[Any]) -> Any:
@@ -295,25 +313,6 @@ def _by_web3(web3: Web3, method: str, params: Sequence[Any]) -> Any:
     except Exception as error:  # noqa: BLE001 - providers raise many types, and all mean that the answer is unknown
         why = type(error).__name__
     raise ChainUnreadable(f"{method}: {why}")  # outside the block: the error names the URL with its access key
-
-
-def as_endpoints(given: str | Web3 | Sequence[str | Web3]) -> tuple[str | Web3, ...]:
-    """Return the endpoints of one network. Raises ``ConfigError`` for what is neither a URL nor a ``web3.Web3``.
-
-    The message omits what was given, because most URLs contain an access key.
-    """
-    found = (given,) if isinstance(given, str) or not isinstance(given, list | tuple) else tuple(given)
-    for endpoint in found:
-        asks = getattr(getattr(endpoint, "provider", None), "make_request", None)
-        if inspect.iscoroutinefunction(asks):
-            raise ConfigError("urls: an AsyncWeb3 is awaited, and chains are read in threads too; give a web3.Web3")
-        if asks is None and not (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
-            raise ConfigError(
-                "urls: not an http:// or https:// URL of a JSON-RPC endpoint, a web3.Web3, or a list of these"
-            )
-    if not found:
-        raise ConfigError("urls: the list of endpoints is empty")
-    return found
 
 
 class NodeRefuses(ChainUnreadable):

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.chain_node import INTENTS, TOKEN, topic
+from tests.support.chain_node import INTENTS, OTHER, TOKEN, topic
 from tests.support.ledger import PAYEE, PAYER
 from tests.unit.chain.test_several_nodes import Stated, a_hold_of, reader_of
 from x402guard.chain import rpc
 from x402guard.chain.logs import CANCELED, TRANSFER, USED
 from x402guard.chain.rpc import ChainUnreadable
 from x402guard.ledger.evidence import Unreadable, Unused
+from x402guard.x402.schemes.scheme import PERMIT2
 
 INTENT = INTENTS["exact permit2"]
 AFTER = INTENT.valid_until + 1
@@ -84,45 +85,130 @@ def test_a_dead_witness_is_waited_for_once_by_all_reads(clock):
 @pytest.mark.parametrize("question", ["eth_chainId", "eth_call"])
 def test_a_witness_that_fails_at_once_is_asked_about_the_next_payment(clock, question, error):
     """One rate-limited answer would else leave it out for a minute, and a payment be freed that it shows used."""
-    witness = Slow(clock, question, error=error, takes_s=0.2)
+    witness = Slow(clock, question, error=error, takes_s=0.4)
     reader = on_a_dead_fork(witness)
     assert reader.read(a_hold_of(INTENT)) == Unused(AFTER), "the only one that answers is believed"
     witness.questions = ()
     assert isinstance(reader.read(a_hold_of(INTENT)), Unreadable)
 
 
-def test_a_short_time_limit_counts_as_slow(clock):
-    """A limit of less than a second is reached before the second is."""
-    witness = Slow(clock, "all", takes_s=0.2)
-    client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
-    client._timeout_s = 0.2
-    for _ in range(3):
-        with pytest.raises(ChainUnreadable):
-            client.ask_once(1, "eth_chainId", ())
+def test_a_last_look_that_is_lost_leaves_no_witness_out(clock):
+    """It has just said that the nonce is used; only which chain it serves now was not answered."""
+    witness = Slow(clock, "eth_chainId")
+    witness.questions = ()
+    reader, asked = on_a_dead_fork(witness), []
+
+    def second_is_lost(method, params):
+        asked.append(method)
+        witness.questions = ("eth_chainId",) if asked.count("eth_chainId") == 2 else ()
+        return Slow.make_request(witness, method, params)
+
+    witness.make_request = second_is_lost
+    assert all(isinstance(reader.read(a_hold_of(INTENT)), Unreadable) for _ in range(4))
     assert witness.waited == ["eth_chainId"]
 
 
-def test_a_search_of_the_whole_wallet_keeps_no_search_of_a_payment_from_a_witness(clock):
-    """The wallet has so many transfers that the node gives up; those to one payee, or the use of one nonce, are few."""
-    witness = Slow(clock)
+def test_what_one_thread_waits_for_leaves_no_witness_out_while_another_looks_which_chain_it_serves(clock):
+    witness = Slow(clock, "eth_getLogs")
     client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
     client.ask_once(1, "eth_chainId", ())
 
-    def search(*topics):
-        client.ask_once(1, "eth_getLogs", ({"address": TOKEN, "topics": topics, "fromBlock": "0x1", "toBlock": "0x2"},))
+    def looks(method, params):
+        client._right.discard(1)  # as a look of the other thread begins
+        return Slow.make_request(witness, method, params)
 
-    def waits_for(*topics):
+    witness.make_request = looks
+    with pytest.raises(ChainUnreadable):
+        client.ask_once(1, "eth_getLogs", (searched(TOKEN, TRANSFER, topic(PAYER)),))
+    witness.make_request = lambda method, params: Slow.make_request(witness, method, params)
+    assert client.ask_once(1, "eth_call", called(PERMIT2, "latest"))
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "timeout_s", "asked"), [(0.49, 5.0, 3), (0.51, 5.0, 1), (0.2, 0.2, 1), (0.09, 0.2, 3)]
+)
+def test_slow_is_half_a_second_or_half_of_a_short_time_limit(clock, takes_s, timeout_s, asked):
+    witness = Slow(clock, "all", takes_s=takes_s)
+    client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
+    client._timeout_s = timeout_s
+    for _ in range(3):
+        with pytest.raises(ChainUnreadable):
+            client.ask_once(1, "eth_blockNumber", ())
+    assert len(witness.waited) == asked
+
+
+@pytest.mark.parametrize(("takes_s", "left_out_s"), [(5.0, 60.0), (30.0, 300.0)])
+def test_what_takes_long_is_asked_again_after_a_minute_or_ten_times_as_long(clock, takes_s, left_out_s):
+    """Else three questions that take half a minute each would be waited for by each payment."""
+    witness = Slow(clock, "all", takes_s=takes_s)
+    client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
+
+    def asked_again():
         before = len(witness.waited)
         with pytest.raises(ChainUnreadable):
-            search(*topics)
+            client.ask_once(1, "eth_blockNumber", ())
         return len(witness.waited) > before
 
-    witness.questions = ("eth_getLogs",)
-    assert waits_for(TRANSFER, topic(PAYER))
-    assert not waits_for(TRANSFER, topic(PAYER)), "the same is not waited for again"
-    assert waits_for(TRANSFER, topic(PAYER), topic(PAYEE))
-    assert waits_for([USED, CANCELED], topic(PAYER), f"0x{7:064x}")
-    assert not waits_for([USED, CANCELED], topic(PAYER), f"0x{8:064x}"), "another payment is not waited for either"
+    assert asked_again()
+    clock.s += left_out_s - 0.1
+    assert not asked_again()
+    clock.s += 0.1
+    assert asked_again()
+
+
+def searched(contract, *topics):
+    return {"address": contract, "topics": [*topics], "fromBlock": "0x1", "toBlock": "0x2"}
+
+
+def called(contract, block):
+    return {"to": contract, "data": "0x"}, block
+
+
+KINDS = {
+    "the wallet": ("eth_getLogs", (searched(TOKEN, TRANSFER, topic(PAYER)),)),
+    "the wallet, of another token": ("eth_getLogs", (searched(OTHER, TRANSFER, topic(PAYER)),)),
+    "a payment by Permit2": ("eth_getLogs", (searched(TOKEN, TRANSFER, topic(PAYER), topic(PAYEE)),)),
+    "a payment by EIP-3009": ("eth_getLogs", (searched(TOKEN, [USED, CANCELED], topic(PAYER), f"0x{7:064x}"),)),
+    "the state now": ("eth_call", called(TOKEN, "latest")),
+    "the state now, of another token": ("eth_call", called(OTHER, "latest")),
+    "the state at a final block": ("eth_call", called(TOKEN, {"blockHash": "0x" + "aa" * 32})),
+    "old state": ("eth_call", called(TOKEN, "0x7")),
+    "which chain": ("eth_chainId", ()),
+    "a transaction": ("eth_getTransactionByHash", ("0x" + "11" * 32,)),
+    "a receipt": ("eth_getTransactionReceipt", ("0x" + "11" * 32,)),
+    "a block": ("eth_getBlockByNumber", ("latest", False)),
+}
+
+
+@pytest.mark.parametrize("slow", KINDS)
+def test_a_question_that_is_slow_keeps_no_other_kind_from_a_witness(clock, slow):
+    """Old state, or the wallet's many transfers, may take long; whether a nonce is used now decides over money."""
+    witness = Slow(clock)
+    client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
+    client.ask_once(1, "eth_chainId", ())
+    witness.questions = ("all",)
+
+    def is_asked(kind):
+        before = len(witness.waited)
+        with pytest.raises(ChainUnreadable):
+            client.ask_once(1, *KINDS[kind])
+        return len(witness.waited) > before
+
+    assert is_asked(slow)
+    assert not is_asked(slow)
+    assert all(is_asked(kind) for kind in KINDS if kind != slow)
+
+
+@pytest.mark.parametrize("nonce", [7, 8])
+def test_a_search_for_another_payment_is_of_the_same_kind(clock, nonce):
+    witness = Slow(clock)
+    client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
+    client.ask_once(1, "eth_chainId", ())
+    witness.questions = ("all",)
+    for each in (7, nonce):
+        with pytest.raises(ChainUnreadable):
+            client.ask_once(1, "eth_getLogs", (searched(TOKEN, [USED, CANCELED], topic(PAYER), f"0x{each:064x}"),))
+    assert witness.waited == ["eth_getLogs"]
 
 
 def test_a_witness_is_never_asked_first(clock):
