@@ -6,6 +6,7 @@ import json
 from typing import Any, Final, Literal
 
 from msgspec import Struct
+from msgspec.json import Decoder
 
 from x402guard.assets import TransferMethod
 from x402guard.evm import Address
@@ -64,7 +65,7 @@ class Intent(Struct, frozen=True, gc=False):
     @classmethod
     def from_json(cls, text: str) -> Intent:
         """Return the intent written by ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        values = json.loads(text)
+        values = _DECODED(text)
         if set(values) != set(_NAMES):
             raise ValueError("the fields of the stored payment differ from those that this version of x402guard writes")
         values["amount_atomic"] = int(values["amount_atomic"])
@@ -79,5 +80,6 @@ class Intent(Struct, frozen=True, gc=False):
         return block_time >= self.valid_until if self.method == "eip3009" else block_time > self.valid_until
 
 
+_DECODED: Final = Decoder().decode
 _NAMES: Final = Intent.__struct_fields__
 _ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode

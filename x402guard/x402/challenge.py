@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.assets import TEST_NETWORKS
+from x402guard.assets import TEST_NETWORKS, AssetRegistry
 from x402guard.errors import CallTimeout
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
@@ -20,7 +21,7 @@ from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
-from x402guard.x402.offer import Offer, conflicts_with_body, normalise
+from x402guard.x402.offer import Offer, conflicts_with_body, normalise, offers_in
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -43,10 +44,15 @@ SIGN_IN: Final = "sign-in-with-x"
 
 
 class Challenge(Struct, frozen=True):
-    """The terms of a 402, and the terms in the body beside a v2 header, or None."""
+    """The terms of a 402: of its v2 ``header`` and, beside it, of its body or None; else those of its body."""
 
     required: PaymentRequired
     body: PaymentRequired | None = None
+    header: str | None = None
+
+    def offers(self, registry: AssetRegistry) -> Sequence[Offer | Refusal]:
+        """Return each entry of the terms that count as an ``Offer`` or a refusal. Raises as ``normalise`` does."""
+        return normalise(self.required, registry) if self.header is None else offers_in(self.header, registry)
 
 
 class Payable(Struct, frozen=True):
@@ -65,7 +71,7 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     header = only_header(reply.headers, PAYMENT_REQUIRED)
     if header is not None:
         required = decode_payment_required(header)
-        return Challenge(required, (yield from _body_terms(reply, call_s)))
+        return Challenge(required, (yield from _body_terms(reply, call_s)), header)
     if has_receipt(reply.headers):
         return None
     body = yield from _body_terms(reply, call_s)
@@ -111,7 +117,7 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
     """Normalise every offer and keep those that the registry, the rules and (if a chain is read) the account allow."""
     cases: list[Case] = []
     refusals: list[Refusal] = []
-    for offer in normalise(challenge.required, context.registry):
+    for offer in challenge.offers(context.registry):
         case = offer if isinstance(offer, Refusal) else _judged(Case(request, offer), challenge, context)
         funds = case if isinstance(case, Refusal) else (yield from _unpayable(case.offer, context))
         if isinstance(funds, Refusal):

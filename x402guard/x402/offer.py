@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from x402guard.x402.wire import (
     PaymentRequirements,
     PaymentRequirementsV1,
     compact_json,
+    decode_payment_required,
     parse_message,
 )
 
@@ -81,6 +83,12 @@ class Offer(Struct, frozen=True):
         return f"{self.scheme} {self.amount_atomic} {self.asset.symbol} units on {self.network} to {self.payee}"
 
 
+@lru_cache(maxsize=32)
+def offers_in(header: str, registry: AssetRegistry) -> tuple[Offer | Refusal, ...]:
+    """Return the offers in a ``PAYMENT-REQUIRED`` header as ``normalise`` does. The last ones are known, as its terms are."""
+    return tuple(normalise(decode_payment_required(header), registry))
+
+
 def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Refusal]:
     """Return each entry of ``accepts`` as an ``Offer`` or a refusal, in the same order.
 
@@ -92,9 +100,10 @@ def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer 
         raise ProtocolError("the list of offers is empty", field="accepts")
     found: list[Offer | Refusal] = []
     unusable: list[ProtocolError] = []
+    echoed = tuple(None if part is None else compact_json(part) for part in (required.resource, required.extensions))
     for index, entry in enumerate(required.accepts):
         try:
-            found.append(_normalise_one(required, entry, index, registry))
+            found.append(_normalise_one(required, entry, index, registry, echoed))
         except _Unusable as signal:
             unusable.append(signal.error)
             found.append(Refusal("unusable_offer", str(signal.error)))
@@ -111,7 +120,11 @@ class _Unusable(Exception):  # noqa: N818 - a signal inside this module
 
 
 def _normalise_one(
-    required: PaymentRequired, entry: Mapping[str, Any], index: int, registry: AssetRegistry
+    required: PaymentRequired,
+    entry: Mapping[str, Any],
+    index: int,
+    registry: AssetRegistry,
+    echoed: tuple[str | None, ...],
 ) -> Offer | Refusal:
     field = f"accepts[{index}]"
     scheme, offered = entry.get("scheme"), entry.get("network")
@@ -165,8 +178,8 @@ def _normalise_one(
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
         resource_url=resource_url if isinstance(resource_url, str) else None,
         accepted_json=compact_json(dict(entry)),
-        resource_json=None if required.resource is None else compact_json(required.resource),
-        extensions_json=None if required.extensions is None else compact_json(required.extensions),
+        resource_json=echoed[0],
+        extensions_json=echoed[1],
         position=index,
         network_as_offered=offered,
     )

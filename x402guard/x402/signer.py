@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 import stat
 import threading
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
 from msgspec import Struct
+from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
@@ -256,6 +256,9 @@ def _text_of(keystore: Path | str) -> str:
         raise ConfigError(f"keystore: {keystore} cannot be read: {why}") from None
 
 
+_DECODED: Final = Decoder().decode
+
+
 def _as_authorized(hold: Hold) -> Hold:
     """Return the hold without the fields that may change while its request is in flight."""
     return replace(
@@ -277,7 +280,7 @@ def _as_authorized(hold: Hold) -> Hold:
 def _checked_digest(hold: Hold, address: Address) -> bytes:
     """Recompute the digest from the hold's row, and compare every term with the server's offer and the hold."""
     intent = hold.payment()
-    offered: dict[str, Any] = json.loads(intent.accepted_json)
+    offered: dict[str, Any] = _DECODED(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     compared = {
         "payer": (intent.payer, address),
