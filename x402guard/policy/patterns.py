@@ -25,7 +25,9 @@ _HOST: Final = re.compile(
 )
 """What no tool and no model is called: an address, or a name with a port or a dot at its end."""
 
-_MAY_BE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
+_MAY_BE_A_HOST: Final = re.compile(
+    r"(?:[\w*-]+\.)+(?:[a-z][a-z0-9-]+|[a-z0-9-]*\*[a-z0-9*-]*)|localhost", re.IGNORECASE | re.ASCII
+)
 
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")

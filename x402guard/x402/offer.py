@@ -149,13 +149,6 @@ def _normalise_one(
             "assets",
             f"token {requirement.asset} on {network} is not in the asset registry; add it with Guard(assets=[Asset(…)])",
         )
-    if extra.get("name") == GATEWAY_DOMAIN:
-        reason = (
-            "the offer is paid from a deposit in Circle Gateway's wallet contract; only the token itself is supported"
-        )
-        return Refusal(
-            "unsupported_wallet", reason, advice="Ask the seller for an offer of the exact scheme on the token."
-        )
     if (mismatch := _domain_mismatch(asset, extra)) is not None:
         return mismatch
     method = _method(scheme, asset, extra)
@@ -246,6 +239,13 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
 
 def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
     """Return the refusal if the offer's data of the token differ from the registry, because one of them is wrong."""
+    if extra.get("name") == GATEWAY_DOMAIN:
+        reason = (
+            "the offer is paid from a deposit in Circle Gateway's wallet contract; only the token itself is supported"
+        )
+        return Refusal(
+            "unsupported_wallet", reason, advice="Ask the seller for an offer of the exact scheme on the token."
+        )
     ours = {"name": asset.name, "version": asset.version, "decimals": asset.decimals}
     for key, value in ours.items():
         offered = extra.get(key)

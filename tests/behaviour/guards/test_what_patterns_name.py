@@ -5,6 +5,8 @@ import pytest
 from tests.support.merchant import URL, Shop, client, make_guard, receipt, required
 from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule, X402GuardError
 
+URL_OF_BANK = "https://bank.example/v1/refund"
+
 NO_PATTERNS = [
     "https://courts.example/*",
     "GET courts.example*",
@@ -196,6 +198,22 @@ def test_a_rule_about_payments_that_names_none_is_an_error(match):
     with pytest.raises(ConfigError, match="names no payment; write a host such as"):
         Rule(name="none", action="deny", match=match, kinds=["payment"])
     assert Rule(name="tool", action="deny", match=match).match == match
+
+
+@pytest.mark.parametrize("kinds", [{}, {"kinds": ["payment"]}])
+@pytest.mark.parametrize("match", ["bank.*", "bank.example*", "bank.ex*", "*.bank.*", "*bank.*", "api.*.example"])
+def test_a_pattern_of_one_word_with_a_star_at_its_end_names_hosts(match, kinds):
+    """``bank.*`` denied the tools of a server, and let each payment to the bank pass without a word."""
+    deny = Policy(rules=[Rule(name="none", action="deny", match=match, **kinds)])
+    url = URL_OF_BANK.replace("bank", "api.bank") if match in ("*.bank.*", "api.*.example") else URL_OF_BANK
+    assert at_most(deny, [url]) == 0
+    assert at_most(deny, ["https://courts.example/opinion"]) == 1
+
+
+@pytest.mark.parametrize("match", ["gpt-4.*", "crm.delete_*", "v1.2*"])
+def test_a_pattern_of_tools_or_models_names_no_host(match):
+    deny = Policy(rules=[Rule(name="none", action="deny", match=match)])
+    assert at_most(deny, [URL_OF_BANK]) == 1
 
 
 @pytest.mark.parametrize("own", ["forecast", "weather/forecast", "weather/*"])
