@@ -22,7 +22,7 @@ from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.approvals import APPROVAL, NO_ANSWER, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of
 from x402guard.policy.judge import Consented, Unasked
-from x402guard.policy.steps import run_of
+from x402guard.policy.steps import run_of, shown_host
 
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300  # for a slot; then the call is refused
@@ -62,11 +62,12 @@ def check_clock(view: LedgerView) -> Refusal | None:
 class Seat:
     """A slot at a host or of a tool for one call; none if the owner's bulkhead needs none.
 
-    It is taken before the hold is written, and released while an approver is asked.
+    It is taken before the hold is written, and released while an approver is asked. *begun*: the name of the first hop,
+    if a redirect has named the host.
     """
 
-    def __init__(self, kind: HoldKind, name: str) -> None:
-        self._kind, self._name = kind, name
+    def __init__(self, kind: HoldKind, name: str, begun: str = "") -> None:
+        self._kind, self._name, self._begun = kind, name, begun
         self.slot: Slot | None = None
 
     def take(self, context: Context) -> Flow[Refusal | None]:
@@ -80,9 +81,10 @@ class Seat:
         self.slot = yield TakeSlot(own, most, LONGEST_WAIT_S)
         if self.slot is not None:
             return None
+        shown = where if self._kind is HoldKind.TOOL else shown_host(self._name, self._begun)
         return Refusal(
             BUSY,
-            f"{most} {'call' if most == 1 else 'calls'} of {where} may be under way at once, and no slot was free in time "
+            f"{most} {'call' if most == 1 else 'calls'} of {shown} may be under way at once, and no slot was free in time "
             "(policy.bulkhead)",
             retry_after_s=1,
             error=CircuitOpen,

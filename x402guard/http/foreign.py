@@ -62,10 +62,15 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], request:
 def _objection(context: Context, taking: Taking, request: RequestFacts) -> Refusal | None:
     """Return the refusal by the owner's lists, cap and rules, which hold for every payment."""
     policy, payee, host = context.policy, taking.payee or UNKNOWN_PAYEE, request.host
-    listed = judge_host(policy, host) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
-    reached = listed or judge_network(policy, taking.network) or judge_reach(context.reach, host=host, payee=payee)
-    return reached or _ruled_out(
-        policy, Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, payee, begun=request.begun)
+    listed = (
+        judge_host(policy, host, request.begun) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
+    )
+    reached = judge_reach(context.reach, host=host, payee=payee, begun=request.begun)
+    return (
+        listed
+        or judge_network(policy, taking.network)
+        or reached
+        or _ruled_out(policy, Subject(HoldKind.PAYMENT, routes_of(request), taking.amount, payee, begun=request.begun))
     )
 
 

@@ -171,7 +171,7 @@ def _hold(
     def undo(error: BaseException) -> Flow[None]:
         return give_back(context, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
-    seat, scope = Seat(HoldKind.LLM, request.host), call_scope(context, request, step, marks)
+    seat, scope = Seat(HoldKind.LLM, request.host, request.begun), call_scope(context, request, step, marks)
     refuse = partial(refused, context, of=(HoldKind.LLM, model))
     return (yield from hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat))
 

@@ -18,7 +18,7 @@ from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step
+from x402guard.policy.steps import Step, shown_host
 
 BREAKER: Final = "breaker_open"
 _LOST_PROBE_MS: Final = 60_000
@@ -125,7 +125,7 @@ def _target(step: Step) -> tuple[str, str] | None:
         return f"tool {step.name}", f"{step.run_id} tool {step.name}"
     if step.name:
         host = step.name.partition(" ")[2].partition("/")[0]
-        return f"host {host}", f"{step.run_id} host {host}"
+        return shown_host(host, step.begun), f"{step.run_id} host {host}"
     return None
 
 

@@ -11,6 +11,7 @@ from x402guard.evm import parse_address
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.patterns import allows_name, host_name
 from x402guard.policy.settings import Policy, as_host, each_of
+from x402guard.policy.steps import shown_host
 
 
 class Reach(Struct, frozen=True):
@@ -58,11 +59,17 @@ def host_listed(host: str, listed: Collection[str]) -> bool:
     )
 
 
-def judge_reach(reach: tuple[Reach, ...], *, host: str = "", payee: str = "", tool: str = "") -> Refusal | None:
-    """Return the refusal of a payment or a tool that one of the narrowings on the path excludes, or None."""
+def judge_reach(
+    reach: tuple[Reach, ...], *, host: str = "", payee: str = "", tool: str = "", begun: str = ""
+) -> Refusal | None:
+    """Return the refusal of a payment or a tool that one of the narrowings on the path excludes, or None.
+
+    *begun*: the name of the first hop, if a redirect has named the host.
+    """
     for part in reach:
         if host and part.hosts is not None and not host_listed(host, part.hosts):
-            return Refusal("hosts", f"host {host} is not among this session's hosts=", advice=_ADVICE)
+            reason = f"{shown_host(host, begun)} is not among this session's hosts="
+            return Refusal("hosts", reason, advice=_ADVICE, words=host if begun else "")
         if payee and part.payees is not None and payee not in part.payees:
             return Refusal("payees", f"payee {payee} is not among this session's payees=", advice=_ADVICE)
         if tool and part.tools is not None and not any(allows_name(one, tool) for one in part.tools):

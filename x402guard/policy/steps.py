@@ -90,6 +90,15 @@ class Step(Struct, frozen=True):
         return replace(self, amount=amount, payee=payee, priced=True)
 
 
+def shown_host(host: str, begun: str, words: str = "") -> str:
+    """Return *words*, or ``host …``, for messages that a model reads.
+
+    A host that only a redirect has named is shown by the first hop's name, *begun*.
+    """
+    own = begun.partition(" ")[2].partition("/")[0]
+    return (words or f"host {host}") if own in ("", host) else f"the host that {begun} redirected to"
+
+
 def run_of(node_id: str) -> str:
     """Return the run of a budget: the id of its outermost session. Children share its counters."""
     return node_id.split("/", 1)[0]

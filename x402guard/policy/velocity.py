@@ -21,7 +21,7 @@ from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.patterns import host_name
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import Step
+from x402guard.policy.steps import Step, shown_host
 
 # Window → (seconds of a bucket, buckets).
 _WINDOWS: Final[Mapping[str, tuple[int, int]]] = {"minute": (5, 12), "hour": (60, 60), "day": (3600, 24)}
@@ -121,9 +121,8 @@ class Velocity(StepGuard):
             reason = f"{payee} was never paid before, and this run has paid {share} new payees within a day"
             return _excess(step, "new_payees_per_day", reason)
         if _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
-            reason = (
-                f"{payee} was never paid before, and {_host(step)} has named {_NEW_PER_HOST} new payees within a day"
-            )
+            host = shown_host(step.name.partition(" ")[2].partition("/")[0], step.begun, _host(step))
+            reason = f"{payee} was never paid before, and {host} has named {_NEW_PER_HOST} new payees within a day"
             return _excess(step, "new_payees_per_day", reason)
         return None
 

@@ -135,7 +135,7 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
-    reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee)
+    reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee, begun=case.request.begun)
     amount = Nanos(offer.amount_nanos)
     objection, quoted = judge_offer(policy, case) or reached, above_quote(amount, case.request, context)
     if quoted is not None and (objection is None or context.shadow):

@@ -198,7 +198,7 @@ def _authorize(
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)
 
-    seat, pauses = Seat(HoldKind.PAYMENT, request.host), _pauses(context.flight_ms)
+    seat, pauses = Seat(HoldKind.PAYMENT, request.host, request.begun), _pauses(context.flight_ms)
     while True:
         holding: Flow[Decision] = hold_or_refuse(
             context, scope, change, undo, refuse=refuse, seat=seat, first=partial(_note_cut_off, context)

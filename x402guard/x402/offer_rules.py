@@ -17,6 +17,7 @@ from x402guard.money import Nanos, format_dollars
 from x402guard.policy.patterns import host_name
 from x402guard.policy.reach import host_listed
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
+from x402guard.policy.steps import shown_host
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 from x402guard.x402.offer import Offer
 
@@ -33,6 +34,10 @@ class Case(Struct, frozen=True):
     verdict: Verdict = NO_VERDICT
     funds: Nanos | None = None
     excused: Refusal | None = None
+
+    def shown(self, words: str = "") -> str:
+        """Return the request's host, or *words* for it, for messages that a model reads: no host that a redirect has named."""
+        return shown_host(self.request.host, self.request.begun, words)
 
     @property
     def subject(self) -> Subject:
@@ -72,9 +77,9 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
 def hosts(policy: Policy, case: Case) -> Refusal | None:
     """Allow only hosts on the list, if there is one. A name with other letters than ASCII's has to be on it."""
     if policy.hosts is None and any(part.startswith("xn--") for part in case.request.host.split(".")):
-        reason = f"host {case.request.host} has letters that can look like others; list it in policy.hosts"
-        return Refusal("hosts", reason)
-    return judge_host(policy, case.request.host)
+        reason = f"{case.shown()} has letters that can look like others; list it in policy.hosts"
+        return Refusal("hosts", reason, words=case.request.host if case.request.begun else "")
+    return judge_host(policy, case.request.host, case.request.begun)
 
 
 def networks(policy: Policy, case: Case) -> Refusal | None:
@@ -132,17 +137,20 @@ def cap(policy: Policy, case: Case) -> Refusal | None:
     return judge_amount(policy, Nanos(case.offer.amount_nanos))
 
 
-def judge_host(policy: Policy, host: str) -> Refusal | None:
+def judge_host(policy: Policy, host: str, begun: str = "") -> Refusal | None:
     """Return the refusal of a payment to a host that is not on the owner's list, or None.
 
     With a dot at its end it may be another host: a resolver adds no domain to it, and a list of hosts may not have it.
+    *begun*: the name of the first hop, if a redirect has named the host.
     """
     if host_name(host).endswith("."):
         advice = "Write the host without the dot at its end."
-        return Refusal("hosts", f"host {host} ends with a dot, and is not what a list has", advice=advice)
+        reason = f"{shown_host(host, begun)} ends with a dot, and is not what a list has"
+        return Refusal("hosts", reason, advice=advice, words=host if begun else "")
     if policy.hosts is None or host_listed(host, policy.hosts):
         return None
-    return Refusal("hosts", f"host {host} is not in policy.hosts ({_some(policy.hosts)})")
+    reason = f"{shown_host(host, begun)} is not in policy.hosts ({_some(policy.hosts)})"
+    return Refusal("hosts", reason, words=host if begun else "")
 
 
 def judge_payee(policy: Policy, payee: str) -> Refusal | None:
@@ -168,7 +176,7 @@ def resource(policy: Policy, case: Case) -> Refusal | None:
         return None
     return Refusal(
         "resource_mismatch",
-        f"the offer is for another host than the request's {case.request.host}; setting policy.resource_mismatch",
+        f"the offer is for another host than the request's: {case.shown(case.request.host)}; setting policy.resource_mismatch",
         words=named,
     )
 

@@ -95,11 +95,11 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     """
     offer, known = case.offer, _known(view, case.request)
     if offer.version == 1 and known["v2"]:
-        reason = f"{case.request.origin} has used x402 v2 before and now offers v1: its v2 header may have been removed"
+        reason = f"{case.shown(case.request.origin)} has used x402 v2 before and now offers v1: its v2 header may have been removed"
         return Refusal("version_downgrade", reason)
     shaped = view.mark(shape_mark(case.request.host))
     if policy.hosts is None and shaped is not None and not _is_sibling(shaped["host"], host_name(case.request.host)):
-        reason = f"{case.request.host} looks like {shaped['host']}, which was paid before; list it in policy.hosts"
+        reason = f"{case.shown(case.request.host)} looks like {shaped['host']}, which was paid before; list it in policy.hosts"
         return Refusal("look_alike_host", reason, advice="Check the name of the host.")
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
         reason = (
@@ -108,7 +108,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
         return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
     changed = bool(known.get("paid")) and _is_new(view, case.request, offer.payee)
     if policy.payee_change == "refuse" and changed:
-        reason = f"{case.request.origin} was paid before, but never to {offer.payee}; setting policy.payee_change"
+        reason = f"{case.shown(case.request.origin)} was paid before, but never to {offer.payee}; setting policy.payee_change"
         return Refusal("payee_change", reason)
     seen = list(known["facilitators"])
     if offer.facilitator is not None:
