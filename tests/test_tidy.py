@@ -202,7 +202,7 @@ for module in {CORE!r}:
 def test_heavy_dependencies_load_on_first_use():
     later = (
         "asyncio", "concurrent.futures", "eth_abi", "eth_account", "eth_hash", "eth_tester", "importlib.resources",
-        "pydantic", "sqlite3", "subprocess", "uvicorn", "web3", "x402guard.chain.rpc", "x402guard.views.report",
+        "pydantic", "sqlite3", "subprocess", "uvicorn", "web3", "x402guard.chain.rpc", "x402guard.views.build",
         "x402guard.x402.reconciliation",
     )  # fmt: skip
     script = f"import sys, x402guard; print([name for name in {later!r} if name in sys.modules])"

@@ -71,7 +71,9 @@ from x402guard.policy import (
     Velocity,
 )
 from x402guard.tools import CharsPerToken, TokenBudget
+from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
+from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.signer import LocalSigner
 
 if TYPE_CHECKING:
@@ -82,8 +84,6 @@ if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskRequest, TaskResult
     from x402guard.guard.owner import Owner
     from x402guard.guard.signed_report import Anchor, ReportKey, SignedReport, verify_anchor, verify_report
-    from x402guard.views.report import Report
-    from x402guard.x402.reconciliation import Reconciliation
 
 __version__ = "0.1.0"
 
@@ -180,8 +180,6 @@ _LATER = {
     "delegation.messages": {"TaskRequest", "TaskResult"},
     "guard.owner": {"Owner"},
     "guard.signed_report": {"Anchor", "ReportKey", "SignedReport", "verify_anchor", "verify_report"},
-    "views.report": {"Report"},
-    "x402.reconciliation": {"Reconciliation"},
 }
 """What an agent that pays over httpx does not need loads at its first use: the module of each, and its names."""
 

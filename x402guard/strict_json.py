@@ -39,7 +39,7 @@ def read_object(body: bytes | str) -> dict[str, Any]:
     Raises ``NotReadable`` for anything else, and for JSON that readers disagree on: a key that appears twice in one
     object (one reader takes the first, another the last), NaN and infinities.
     """
-    value = read_json(body, parse_float=_decimal, parse_int=_integer)
+    value = read_json(body, parse_float=_decimal)
     if not isinstance(value, dict):
         raise NotReadable(f"a JSON {type(value).__name__} instead of an object")
     return value
@@ -50,13 +50,12 @@ def read_json(
     *,
     most_depth: int = _MAX_DEPTH,
     parse_float: Callable[[str], object] = finite,
-    parse_int: Callable[[str], object] = int,
 ) -> Any:
     """Return the JSON value in *body*, nested at most *most_depth* levels deep. Raises ``NotReadable`` as ``read_object`` does."""
     check_depth(body, most_depth)
     try:
         text = body if isinstance(body, str) else body.decode(json.detect_encoding(body), "surrogatepass")
-        return _decoder(parse_float, parse_int).decode(text)
+        return _decoder(parse_float).decode(text)
     except NotReadable:
         raise
     except RecursionError:
@@ -66,9 +65,9 @@ def read_json(
 
 
 @lru_cache(maxsize=16)
-def _decoder(parse_float: Callable[[str], object], parse_int: Callable[[str], object]) -> json.JSONDecoder:
+def _decoder(parse_float: Callable[[str], object]) -> json.JSONDecoder:
     return json.JSONDecoder(
-        object_pairs_hook=_unique, parse_float=parse_float, parse_int=parse_int, parse_constant=_no_constant
+        object_pairs_hook=_unique, parse_float=parse_float, parse_int=_integer, parse_constant=_no_constant
     )
 
 

@@ -177,7 +177,7 @@ BREAKS = (
      'return Doubt(f"status {reply.status}, settlement failed: {receipt.error_reason}", receipt.transaction)'),
     ("a void of a tool that ran", "tools/flow.py", "        if end.void is not None:\n",
      "        end = replace(end, void=end.void or 'gone') if end.amount else end\n        if end.void is not None:\n"),
-    ("a report leaves out what is assumed", "views/report.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
+    ("a report leaves out what is assumed", "views/report_keys.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
     ("fleet: a session draws without a look at what is left", "ledger/budgets.py",
      "spare = min(spare, max(0, free - need) // _PART)", "pass"),
     ("fleet: what has ended keeps what is idle", "ledger/budgets.py",

@@ -15,7 +15,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.money import format_dollars
 from x402guard.views.words import printable
-from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.reconciled import Reconciliation
 
 Every = Annotated[
     str | None, typer.Option("--every", help="Repeat, with a pause such as 30s, 5m or 1h between two runs.")

@@ -296,7 +296,7 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
     """
     try:
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
-    except RuntimeError:
+    except (RuntimeError, ImportError):
         return call()  # the interpreter is ending and starts no threads; the ledger still has to be updated
     return await _awaited(work, late, may_drop=may_drop)
 

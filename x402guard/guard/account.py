@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from x402guard.errors import ConfigError, X402GuardError
 from x402guard.flow.drivers import transact_now
@@ -17,9 +16,7 @@ from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.steps import run_of
-
-if TYPE_CHECKING:
-    from x402guard.views.report import Report
+from x402guard.views.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,6 @@ class Account:
     def report(self) -> Report:
         """Return the current report of this budget and all below it."""
         from x402guard.views.books import books_of  # loaded at the first report
-        from x402guard.views.report import Report
 
         return Report.of(books_of(self.shell.store, self.id))
 

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from x402guard.assets import Asset, AssetRegistry
+from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
@@ -58,15 +59,14 @@ from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.delivery import note_cut
+from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import may_fit_now, sweep
 from x402guard.x402.signer import payer_of
 
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
 
-    from x402guard.chain.settings import Endpoints
     from x402guard.telemetry.otel import Telemetry
-    from x402guard.x402.reconciliation import Reconciliation
 
 
 class Guard(BudgetParent):

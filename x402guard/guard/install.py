@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 import httpx
 from msgspec import Struct
@@ -27,9 +27,7 @@ from x402guard.http.families import Library
 from x402guard.http.foreign import judge_leaving
 from x402guard.http.guarded import OnRefusal, has_guard
 from x402guard.money import Dollars
-
-if TYPE_CHECKING:
-    from x402guard.views.report import Report
+from x402guard.views.report import Report
 
 _SEAM: Final = "_transport_for_url"  # the method of all clients, in both libraries, that chooses a request's transport
 _WATCHED: Final = frozenset({"aiohttp", "google.genai"})  # refused by ``refuse_aiohttp``, so no warning is needed

@@ -58,7 +58,7 @@ from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.views.live import LiveView, live_of
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
-from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.reconciled import Reconciliation
 
 R = TypeVar("R")
 

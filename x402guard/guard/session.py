@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 from typing_extensions import override
@@ -51,9 +51,7 @@ from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
-
-if TYPE_CHECKING:
-    from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.reconciled import Reconciliation
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,7 +15,8 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.verify import Head, merkle_root
 from x402guard.policy.checks import check_kind
 from x402guard.strict_json import NotReadable, read_json
-from x402guard.views.report import REPORT_SCHEMA, Report
+from x402guard.views.report import Report
+from x402guard.views.report_keys import REPORT_SCHEMA
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

@@ -56,7 +56,8 @@ class Loop(StepGuard):
         failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
         own: tool, host, or ``METHOD host/path``, or a pattern of these with ``*`` → its own number of calls, or None for
-            no limit; the first that matches counts.
+            no limit; the first that matches counts. A pattern such as ``search.*``, which names hosts of any owner, gives
+            them no more calls.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -96,10 +97,12 @@ class Loop(StepGuard):
 
     def calls_of(self, step: Step) -> int | None:
         """Return how many steps identical to *step* are allowed within the window; None for no limit."""
+        usual = self.calls_without_arguments if is_bare(step.key) else self.calls
         for pattern, calls in self.own.items():
-            if is_named(pattern, step) or is_tool_paid(pattern, step):
+            frees = calls is None or calls > usual
+            if is_named(pattern, step, frees=frees) or is_tool_paid(pattern, step):
                 return calls
-        return self.calls_without_arguments if is_bare(step.key) else self.calls
+        return usual
 
     def _counts(self, step: Step) -> bool:
         return bool(step.key) and self.calls_of(step) is not None

@@ -20,14 +20,16 @@ _PORT: Final = re.compile(r":[0-9]+$")
 _STAR: Final = "\0"  # occurs in no path
 _HOST: Final = re.compile(
     r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|[0-9]+(?:\.[0-9]+){1,2}\.\*|\[[0-9a-f:.]+\](?::[0-9]+)?"
-    r"|(?:(?:[\w*-]+\.)+[a-z]{2,}|localhost)(?::[0-9]+|\.)",
+    r"|(?:(?:[\w*-]+\.)+(?:[a-z]{2,}|[\w-]*\*[\w*-]*)|localhost)(?::[0-9]+|\.)",
     re.IGNORECASE,
 )
 """What no tool and no model is called: an address, or a name with a port or a dot at its end."""
 
+_ONE_OWNERS_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
 _MAY_BE_A_HOST: Final = re.compile(
-    r"(?:[\w*-]+\.)+(?:[a-z][a-z0-9-]+|[a-z0-9-]*\*[a-z0-9*-]*)|localhost", re.IGNORECASE | re.ASCII
+    rf"{_ONE_OWNERS_HOST.pattern}|(?:[\w*-]+\.)+[a-z0-9-]*\*[a-z0-9*-]*", re.IGNORECASE | re.ASCII
 )
+"""``bank.*`` is any seller's host that begins so: it may restrain, and must free none."""
 
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")
@@ -109,14 +111,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(f"{first}{between}.*{others[-1]}", re.DOTALL)
 
 
-def matches_route(pattern: str, route: str) -> bool:
+def matches_route(pattern: str, route: str, *, frees: bool = False) -> bool:
     """Return whether a route (``METHOD host/path``, in full) matches, in any case, and with any port if none is named.
 
     A host of ``*`` alone is all that stands before the path; a ``*`` beside a name is about the host. A name with dots may
-    be a tool's or a host's, and matches both.
+    be a tool's or a host's, and matches both; but with a ``*`` in its last part no host if what matches is to be freed.
     """
     if not is_route(pattern):
-        return may_be_host(pattern) and matches_route(f"* {pattern}/*", route)
+        named = _ONE_OWNERS_HOST.fullmatch(pattern) is not None if frees else may_be_host(pattern)
+        return named and matches_route(f"* {pattern}/*", route)
     (method, host, path), (by, at, where) = _parts_of(pattern.lower()), _parts_of(route.lower())
     if not is_route(route) or not _fits_in(method, by):
         return False

@@ -120,9 +120,14 @@ def whole_routes(method: str, host: str, path: str) -> tuple[str, ...]:
     return tuple([f"{method.upper()} {plain_host(host.lower())}{read}" for read in readings(path)])
 
 
-def is_named(pattern: str, step: Step) -> bool:
-    """Return whether the owner's *pattern* names a step: a tool in any spelling, or a host or route in any reading."""
-    return pattern == "*" or _is_named(pattern, step.name, step.routes, is_tool=step.kind is HoldKind.TOOL)
+def is_named(pattern: str, step: Step, *, frees: bool = False) -> bool:
+    """Return whether the owner's *pattern* names a step: a tool in any spelling, or a host or route in any reading.
+
+    *frees*: what it names is limited less than other steps; see ``matches_route``.
+    """
+    if pattern == "*":
+        return True
+    return _is_named(pattern, step.name, step.routes, is_tool=step.kind is HoldKind.TOOL, frees=frees)
 
 
 def is_tool_paid(pattern: str, step: Step) -> bool:
@@ -131,8 +136,8 @@ def is_tool_paid(pattern: str, step: Step) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool) -> bool:
-    if any(matches_route(pattern, route) for route in routes or (name,)):  # a name is cut
+def _is_named(pattern: str, name: str, routes: tuple[str, ...], *, is_tool: bool, frees: bool) -> bool:
+    if any(matches_route(pattern, route, frees=frees) for route in routes or (name,)):  # a name is cut
         return True
     if is_tool:
         return matches_name(pattern, name, within=False)

@@ -28,6 +28,7 @@ from x402guard.x402.schemes.scheme import PERMIT2
 from x402guard.x402.schemes.upto import UPTO_PROXY
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
+    MOST_KEPT_CHARS,
     PAYMENT_REQUIRED,
     PaymentRequired,
     decode_json,
@@ -44,7 +45,10 @@ SIGN_IN: Final = "sign-in-with-x"
 
 
 class Challenge(Struct, frozen=True):
-    """The terms of a 402: of its v2 ``header`` and, beside it, of its body or None; else those of its body."""
+    """The terms of a 402: of its v2 header and, beside it, of its body or None; else those of its body.
+
+    ``header``: that header, if its offers may be known.
+    """
 
     required: PaymentRequired
     body: PaymentRequired | None = None
@@ -71,7 +75,8 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     header = only_header(reply.headers, PAYMENT_REQUIRED)
     if header is not None:
         required = decode_payment_required(header)
-        return Challenge(required, (yield from _body_terms(reply, call_s)), header)
+        known = header if len(header) <= MOST_KEPT_CHARS else None
+        return Challenge(required, (yield from _body_terms(reply, call_s)), known)
     if has_receipt(reply.headers):
         return None
     body = yield from _body_terms(reply, call_s)

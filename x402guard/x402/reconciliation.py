@@ -6,9 +6,8 @@ the ledger explains raises an alarm.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,73 +40,8 @@ from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.tree import below
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import format_dollars
+from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
-
-
-@dataclass(slots=True)
-class Reconciliation:
-    """The result of one reconciliation. Amounts in nano-dollars.
-
-    Attributes:
-        asked: payments that the chain was asked about.
-        proven: payments newly proven by a final block.
-        captured, expired, voided, reopened: payments that it ended, or made live again.
-        still_open: payments that are not proven yet.
-        freed, added: the amounts given back to budgets, and counted in addition.
-        contradicted: ids of payments whose receipt the chain contradicts.
-        unreadable: network → the reason why it could not be read.
-        unexplained: Transfers out of the wallet that no payment in the ledger explains.
-        unexplained_total: their total value.
-        allowances: the amounts that Permit2 may still move, one row per token.
-        complete: False if one run could not read all Transfers; the next one continues.
-    """
-
-    asked: int = 0
-    proven: int = 0
-    captured: int = 0
-    expired: int = 0
-    voided: int = 0
-    reopened: int = 0
-    still_open: int = 0
-    freed: int = 0
-    added: int = 0
-    contradicted: list[str] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    unexplained: list[dict[str, Any]] = field(default_factory=list)
-    unexplained_total: int = 0
-    allowances: list[dict[str, Any]] = field(default_factory=list)
-    complete: bool = True
-
-    @property
-    def is_alarming(self) -> bool:
-        """True if money moved that the ledger does not account for."""
-        return bool(self.contradicted or self.unexplained)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values; amounts as decimal dollars."""
-        rows: dict[str, Any] = dataclasses.asdict(self)
-        for name in ("freed", "added", "unexplained_total"):
-            rows[name] = format_dollars(rows[name])
-        for row in (*rows["unexplained"], *rows["allowances"]):
-            row |= {name: format_dollars(row[name]) for name in ("amount", "allowance", "exposed") if name in row}
-        return rows
-
-    def note(self, before: Hold, after: Hold) -> None:
-        """Count the change of one payment."""
-        counted, counts = _counted(before), _counted(after)
-        self.freed += max(0, counted - counts)
-        self.added += max(0, counts - counted)
-        self.proven += after.evidence is Evidence.CHAIN and before.evidence is not Evidence.CHAIN
-        if after.state is not before.state:
-            self.captured += after.state is HoldState.CAPTURED
-            self.expired += after.state is HoldState.EXPIRED
-            self.voided += after.state is HoldState.VOIDED
-            self.reopened += after.state is HoldState.HELD
-        self.still_open += is_open(after)
-
-
-def _counted(hold: Hold) -> int:
-    return hold.amount if hold.state is HoldState.HELD else hold.captured
 
 
 def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:

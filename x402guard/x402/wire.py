@@ -34,6 +34,9 @@ PAYMENT_HEADERS: Final = frozenset({PAYMENT_SIGNATURE, X_PAYMENT})
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 MAX_HEADER_CHARS: Final = 65_536
+MOST_KEPT_CHARS: Final = 8_192
+"""A longer header is read anew each time: its terms take up to a megabyte."""
+
 MAX_BODY_BYTES: Final = 262_144
 MAX_JSON_DEPTH: Final = 32
 MAX_ACCEPTS: Final = 64
@@ -195,18 +198,24 @@ def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
     return parse_message(PaymentRequired, value, field=field)
 
 
-@lru_cache(maxsize=64)
 def decode_payment_required(value: str) -> PaymentRequired:
     """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``.
 
-    Sellers send the same text again and again, so the last ones are known. Nothing changes the terms that are returned.
+    Sellers send the same text again and again, so the last ones are known, but for those that would take much memory.
+    Nothing changes the terms that are returned.
     """
+    return _known_terms(value) if len(value) <= MOST_KEPT_CHARS else _terms_in(value)
+
+
+def _terms_in(value: str) -> PaymentRequired:
     field = PAYMENT_REQUIRED.upper()
     required = parse_payment_required(decode_base64_json(value, field=field), field=field)
     if required.version != 2:
         raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
     return required
 
+
+_known_terms: Final = lru_cache(maxsize=64)(_terms_in)
 
 _DIGITS: Final = 9
 _FRAMING: Final = frozenset({"content-length", "content-encoding", "transfer-encoding"})

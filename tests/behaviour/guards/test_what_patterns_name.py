@@ -25,6 +25,8 @@ NO_PATTERNS = [
     "169.254.*",
     "bank.example.",
     "*.bank.example.",
+    "bank.*.",
+    "bank.*:8443",
     "G*T! a.example/*",
     "*" * 501,
     "",
@@ -193,7 +195,7 @@ def test_a_pattern_of_a_word_and_a_star_names_tools_with_blanks(match, denied):
             session.charge("Delete file", "$0.01")
 
 
-@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example"])
+@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example", "bücher.*", "bank.exam_*"])
 def test_a_rule_about_payments_that_names_none_is_an_error(match):
     with pytest.raises(ConfigError, match="names no payment; write a host such as"):
         Rule(name="none", action="deny", match=match, kinds=["payment"])
@@ -208,6 +210,24 @@ def test_a_pattern_of_one_word_with_a_star_at_its_end_names_hosts(match, kinds):
     url = URL_OF_BANK.replace("bank", "api.bank") if match in ("*.bank.*", "api.*.example") else URL_OF_BANK
     assert at_most(deny, [url]) == 0
     assert at_most(deny, ["https://courts.example/opinion"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "calls"),
+    [
+        ({"search.*": None}, 3),
+        ({"*.*": None}, 3),
+        ({"search.*": 9}, 3),
+        ({"search.*": 2}, 2),
+        ({"search.*": None, "GET search.evil.example/x": 2}, 2),
+        ({"search.evil.example": None}, 6),
+        ({"* search.*/*": None}, 6),
+    ],
+)
+def test_an_exception_for_tools_frees_no_host_of_a_seller(own, calls):
+    """A seller names its host as it likes: ``search.evil.example``."""
+    policy = Policy(loop=Loop(calls=3, own=own), breaker=None)
+    assert at_most(policy, ["https://search.evil.example/x"] * 6) == calls
 
 
 @pytest.mark.parametrize("match", ["gpt-4.*", "crm.delete_*", "v1.2*"])

@@ -20,7 +20,8 @@ from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.machine import SimProcess
 from x402guard.testing.simulator.tasks import Tasks
 from x402guard.testing.simulator.world import Violation, World
-from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_holds
+from x402guard.x402.reconciled import Reconciliation
+from x402guard.x402.reconciliation import ledger_reconciled, reconcile_holds
 from x402guard.x402.settlement import Swept, sweep
 
 R = TypeVar("R")
