@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.support.merchant import Shop, accept, client, make_guard, required, required_v1
-from x402guard import Breaker, Policy, Velocity, X402GuardError
+from x402guard import Breaker, Policy, PolicyDenied, Velocity, X402GuardError
 from x402guard.flow.admission import Seat
 from x402guard.ledger.model import HoldKind
 
@@ -93,3 +93,33 @@ def test_a11_a_host_that_the_agent_has_named_is_named():
     with make_guard(policy=Policy(hosts={"other.example"})) as guard:
         told = told_by("hosts", guard, Shop())
     assert "host courts.example is not in policy.hosts" in told
+
+
+@pytest.mark.parametrize(
+    "host", ["courts.example", "COURTS.example", "courts.example:8443", f"{'a' * 60}." * 4 + "example"]
+)
+def test_a11_a_host_that_a_redirect_keeps_is_named(host):
+    """The agent has named it; the name of its first hop is cut to 200 characters, and in plain letters."""
+    seen = []
+
+    def moves(request):
+        seen.append(str(request.url))
+        return httpx.Response(302, headers={"location": "/moved"}) if request.url.path == "/start" else OFFER
+
+    with make_guard(policy=Policy(hosts={"other.example"})) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied) as refused, client(session, Shop(terms=moves), follow_redirects=True) as http:
+            http.get(f"https://{host}/start")
+    assert len(seen) == 2
+    assert f"host {host.lower()} is not in policy.hosts" in str(refused.value)
+
+
+def test_a11_the_same_of_a_host_header():
+    def named(request):
+        request.headers["host"] = "courts.example"
+
+    with make_guard(policy=Policy(**LENIENT)) as guard, guard.session("s", budget="$1.00") as session:
+        http = client(session, Shop(terms=Redirects(OFFER)), follow_redirects=True)
+        http.event_hooks = {"request": [named]}
+        with pytest.raises(PolicyDenied, match=r"^host_header") as refused, http:
+            http.get(START)
+    assert WORDS not in f"{refused.value} {refused.value.as_tool_result('call_1')}"

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
 
-_SILENT_S: Final = 60.0
+_SILENT_S: Final = (60.0, 600.0)
 _SILENT_TIMES: Final = 10
-"""A witness is not asked for that many seconds what it was slow not to answer, or for that many times as long as that took."""
+"""How long a witness is not asked what it was slow not to answer: that many times as long as it took, within these seconds."""
 
 _SLOW_S: Final = 0.5
 """An error that comes sooner keeps payments waiting no longer than most answers do, so the witness is asked again."""
@@ -161,8 +161,10 @@ class JsonRpc:
             raise  # an answer
         except ChainUnreadable:
             ended = time.monotonic()
-            if ended - began >= min(_SLOW_S, self._timeout_s / 2):
-                self._silent_until[at, kind] = ended + max(_SILENT_S, _SILENT_TIMES * (ended - began))
+            took = min(ended - began, self._timeout_s * _SLOWEST)  # this process may have been stopped meanwhile
+            if took >= min(_SLOW_S, self._timeout_s / 2):
+                least, most = _SILENT_S
+                self._silent_until[at, kind] = ended + min(max(least, _SILENT_TIMES * took), most)
             raise
 
     def call_at(self, nodes: Sequence[int], method: str, params: Sequence[Any]) -> Any:

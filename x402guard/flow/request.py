@@ -16,7 +16,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy.steps import DIRECT, short_route, whole_routes
+from x402guard.policy.steps import DIRECT, short_route, shown_host, whole_routes
 
 
 class RequestFacts(Struct, frozen=True):
@@ -119,9 +119,11 @@ def host_refusal(request: RequestFacts, error: type[PaymentRefused] = PolicyDeni
     """Return the refusal of a request whose ``Host`` header names another host than its URL."""
     return Refusal(
         "host_header",
-        f"the request goes to {request.host} with Host: {request.host_header[:100]}; whom it would pay is not what was judged",
+        f"the request goes to {shown_host(request.host, request.begun, request.host)} with Host: "
+        f"{request.host_header[:100]}; whom it would pay is not what was judged",
         error=error,
         advice="Name the host in the URL, and set no Host header.",
+        words=request.host if request.begun else "",
     )
 
 

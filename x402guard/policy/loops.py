@@ -97,12 +97,15 @@ class Loop(StepGuard):
 
     def calls_of(self, step: Step) -> int | None:
         """Return how many steps identical to *step* are allowed within the window; None for no limit."""
-        usual = self.calls_without_arguments if is_bare(step.key) else self.calls
+        found: int | None = self.calls_without_arguments if is_bare(step.key) else self.calls
+        at_most: list[int] = []
         for pattern, calls in self.own.items():
-            frees = calls is None or calls > usual
-            if is_named(pattern, step, frees=frees) or is_tool_paid(pattern, step):
-                return calls
-        return usual
+            if is_named(pattern, step, frees=True) or is_tool_paid(pattern, step):
+                found = calls
+                break
+            if calls is not None and is_named(pattern, step):
+                at_most.append(calls)  # it names hosts of any owner
+        return min(at_most, default=None) if found is None else min([found, *at_most])
 
     def _counts(self, step: Step) -> bool:
         return bool(step.key) and self.calls_of(step) is not None

@@ -95,8 +95,10 @@ def shown_host(host: str, begun: str, words: str = "") -> str:
 
     A host that only a redirect has named is shown by the first hop's name, *begun*.
     """
-    own = begun.partition(" ")[2].partition("/")[0]
-    return (words or f"host {host}") if own in ("", host) else f"the host that {begun} redirected to"
+    own, slash, _ = begun.partition(" ")[2].partition("/")
+    name = plain_host(host.lower())
+    is_own = own == name if slash else name.startswith(own)  # a long name is cut
+    return (words or f"host {host}") if is_own else f"the host that {begun} redirected to"
 
 
 def run_of(node_id: str) -> str:

@@ -222,6 +222,10 @@ def test_a_pattern_of_one_word_with_a_star_at_its_end_names_hosts(match, kinds):
         ({"search.*": None, "GET search.evil.example/x": 2}, 2),
         ({"search.evil.example": None}, 6),
         ({"* search.*/*": None}, 6),
+        ({"search.*": 3, "GET search.evil.example/x": 1}, 1),
+        ({"*.*": 3, "search.evil.example": 2, "*.evil.example": 1}, 2),
+        ({"search.*": 1, "GET search.evil.example/x": 2}, 1),
+        ({"search.*": 2, "GET search.evil.example/x": None}, 2),
     ],
 )
 def test_an_exception_for_tools_frees_no_host_of_a_seller(own, calls):

@@ -137,11 +137,18 @@ def test_slow_is_half_a_second_or_half_of_a_short_time_limit(clock, takes_s, tim
     assert len(witness.waited) == asked
 
 
-@pytest.mark.parametrize(("takes_s", "left_out_s"), [(5.0, 60.0), (30.0, 300.0)])
-def test_what_takes_long_is_asked_again_after_a_minute_or_ten_times_as_long(clock, takes_s, left_out_s):
-    """Else three questions that take half a minute each would be waited for by each payment."""
+@pytest.mark.parametrize(
+    ("takes_s", "timeout_s", "left_out_s"),
+    [(5.0, 5.0, 60.0), (12.0, 5.0, 120.0), (3_600.0, 5.0, 150.0), (30.0, 30.0, 300.0), (180.0, 60.0, 600.0)],
+)
+def test_what_takes_long_is_asked_again_after_a_minute_or_ten_times_as_long(clock, takes_s, timeout_s, left_out_s):
+    """Else three questions that take half a minute each would be waited for by each payment.
+
+    A process that is stopped for an hour has waited no longer than its time limits allow.
+    """
     witness = Slow(clock, "all", takes_s=takes_s)
     client = on_a_dead_fork(witness)._rpcs["eip155:84532"]
+    client._timeout_s = timeout_s
 
     def asked_again():
         before = len(witness.waited)
