@@ -21,7 +21,7 @@ from x402guard.stores import sqlite
 CHUNKS = 500
 
 CALLS = {
-    "pass-through": 68, "paid request": 829, "LLM call": 833, "chunk": 13, "charge": 289, "hold + capture": 374, "record_usage": 295,
+    "pass-through": 74, "paid request": 810, "LLM call": 838, "chunk": 14, "charge": 282, "hold + capture": 366, "record_usage": 291,
 }  # fmt: skip
 """Calls of Python functions of this library, in memory, on Python 3.11; later ones inline some of them."""
 

@@ -105,7 +105,9 @@ class Loop(StepGuard):
                 break
             if calls is not None and is_named(pattern, step):
                 at_most.append(calls)  # it names hosts of any owner
-        return min(at_most, default=None) if found is None else min([found, *at_most])
+        if not at_most:
+            return found
+        return min(at_most) if found is None else min(found, *at_most)
 
     def _counts(self, step: Step) -> bool:
         return bool(step.key) and self.calls_of(step) is not None
