@@ -295,15 +295,16 @@ class OneNode(JsonRpc):
 
 
 def _kind_of(method: str, params: Sequence[Any]) -> str:
-    """Return what else a witness is not asked with a question: what it would answer as slowly, and few kinds in all."""
+    """Return what else a witness is not asked with a question: what it would answer as slowly, and few kinds in all.
+
+    Old state may be slow to read, and that of the head is not; the logs of one payment are fewer than the whole wallet's.
+    """
     match method, params:
         case "eth_call", [{"to": contract}, block]:
             asked = "now" if block == "latest" else "at a block's number" if isinstance(block, str) else "at a block"
-            return f"{method} of {contract} {asked}"  # old state may be slow to read, and that of the head is not
+            return f"{method} of {contract} {asked}"
         case "eth_getLogs", [{"address": contract, "topics": [topic, *more]}]:
-            return (
-                f"{method} of {contract} {topic} {len(more)}"  # those of one payment are fewer than of the whole wallet
-            )
+            return f"{method} of {contract} {topic} {len(more)}"
         case _:
             return method
 
