@@ -95,11 +95,9 @@ def test_a11_a_host_that_the_agent_has_named_is_named():
     assert "host courts.example is not in policy.hosts" in told
 
 
-@pytest.mark.parametrize(
-    "host", ["courts.example", "COURTS.example", "courts.example:8443", f"{'a' * 60}." * 4 + "example"]
-)
+@pytest.mark.parametrize("host", ["courts.example", "COURTS.example", "courts.example:8443"])
 def test_a11_a_host_that_a_redirect_keeps_is_named(host):
-    """The agent has named it; the name of its first hop is cut to 200 characters, and in plain letters."""
+    """The agent has named it."""
     seen = []
 
     def moves(request):
@@ -122,4 +120,23 @@ def test_a11_the_same_of_a_host_header():
         http.event_hooks = {"request": [named]}
         with pytest.raises(PolicyDenied, match=r"^host_header") as refused, http:
             http.get(START)
+    assert WORDS not in f"{refused.value} {refused.value.as_tool_result('call_1')}"
+
+
+def test_a11_a_first_host_that_is_cut_hides_one_that_begins_so():
+    """The first hop's name has 200 characters at most, and a seller may begin the name of its host with them."""
+    first = ".".join(["a" * 49] * 5)
+    moves = lambda request: (
+        httpx.Response(302, headers={"location": f"https://{first[:196]}-{WORDS}.example/x"})
+        if request.url.host == first
+        else OFFER
+    )
+    with (
+        make_guard(policy=Policy(**LENIENT, hosts={"other.example"})) as guard,
+        guard.session("s", budget="$1.00") as session,
+        pytest.raises(PolicyDenied) as refused,
+        client(session, Shop(terms=moves), follow_redirects=True) as http,
+    ):
+        http.get(f"https://{first}/start")
+    assert refused.value.rule == "hosts"
     assert WORDS not in f"{refused.value} {refused.value.as_tool_result('call_1')}"

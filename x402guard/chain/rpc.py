@@ -139,8 +139,8 @@ class JsonRpc:
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
         """Do the same with one endpoint, by its index: once, and without asking it first from then on.
 
-        Raises ``ChainUnreadable`` at once for a question of a kind that it was slow not to answer; for any question if it
-        was slow not to say which chain it serves. One that limits searches of logs still says that a nonce is used.
+        Raises ``ChainUnreadable`` at once for a question of a kind that it was slow not to answer; for any question if that
+        is which chain it serves, and that is not known. One that limits searches of logs still says that a nonce is used.
         """
         kind = _kind_of(method, params)
         if at not in self._right:
@@ -152,9 +152,12 @@ class JsonRpc:
 
     @contextmanager
     def _noting_silence(self, at: int, kind: str) -> Iterator[None]:
+        """Note that a question inside of it was answered slowly and without an answer; raise at once if that was so."""
         began = time.monotonic()
         if began < self._silent_until.get((at, kind), began):
-            raise ChainUnreadable("the endpoint did not answer such a question in time, and is not asked again yet")
+            raise ChainUnreadable(
+                "the endpoint was slow to give no answer to such a question, and is not asked again yet"
+            )
         try:
             yield
         except NodeRefuses:

@@ -56,8 +56,8 @@ class Loop(StepGuard):
         failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
         own: tool, host, or ``METHOD host/path``, or a pattern of these with ``*`` → its own number of calls, or None for
-            no limit; the first that matches counts. A pattern such as ``search.*``, which names hosts of any owner, gives
-            them no more calls.
+            no limit; the first that matches counts. One with a ``*`` in its last part, as ``search.*``, gives tools more
+            calls, and no host.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -104,7 +104,7 @@ class Loop(StepGuard):
                 found = calls
                 break
             if calls is not None and is_named(pattern, step):
-                at_most.append(calls)  # it names hosts of any owner
+                at_most.append(calls)  # it may name any seller's host
         if not at_most:
             return found
         return min(at_most) if found is None else min(found, *at_most)

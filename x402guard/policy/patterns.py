@@ -20,16 +20,16 @@ _PORT: Final = re.compile(r":[0-9]+$")
 _STAR: Final = "\0"  # occurs in no path
 _HOST: Final = re.compile(
     r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?|[0-9]+(?:\.[0-9]+){1,2}\.\*|\[[0-9a-f:.]+\](?::[0-9]+)?"
-    r"|(?:(?:[\w*-]+\.)+(?:[a-z]{2,}|[\w-]*\*[\w*-]*)|localhost)(?::[0-9]+|\.)",
+    r"|(?:(?:[\w*-]+\.)+[a-z]{2,}|localhost)(?::[0-9]+|\.)|(?:[\w*-]+\.)+[\w-]*\*[\w*-]*(?::[0-9]{2,}|\.)",
     re.IGNORECASE,
 )
-"""What no tool and no model is called: an address, or a name with a port or a dot at its end."""
+"""What no tool and no model is called: an address, or a name with a port or a dot at its end; ``claude-*:0`` is a model."""
 
-_ONE_OWNERS_HOST: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
+_ENDS_PLAINLY: Final = re.compile(r"(?:[\w*-]+\.)+[a-z][a-z0-9-]+|localhost", re.IGNORECASE | re.ASCII)
 _MAY_BE_A_HOST: Final = re.compile(
-    rf"{_ONE_OWNERS_HOST.pattern}|(?:[\w*-]+\.)+[a-z0-9-]*\*[a-z0-9*-]*", re.IGNORECASE | re.ASCII
+    rf"{_ENDS_PLAINLY.pattern}|(?:[\w*-]+\.)+[a-z0-9-]*\*[a-z0-9*-]*", re.IGNORECASE | re.ASCII
 )
-"""``bank.*`` is any seller's host that begins so: it may restrain, and must free none."""
+"""With a ``*`` in its last part, as ``bank.*``, it may be any seller's host: it can restrain one, and frees none."""
 
 _UNUSUAL: Final = re.compile(r"[%;\\]|//|/\.")
 _PARAMETERS: Final = re.compile(r";[^/]*")
@@ -118,7 +118,7 @@ def matches_route(pattern: str, route: str, *, frees: bool = False) -> bool:
     be a tool's or a host's, and matches both; but with a ``*`` in its last part no host if what matches is to be freed.
     """
     if not is_route(pattern):
-        named = _ONE_OWNERS_HOST.fullmatch(pattern) is not None if frees else may_be_host(pattern)
+        named = _ENDS_PLAINLY.fullmatch(pattern) is not None if frees else may_be_host(pattern)
         return named and matches_route(f"* {pattern}/*", route)
     (method, host, path), (by, at, where) = _parts_of(pattern.lower()), _parts_of(route.lower())
     if not is_route(route) or not _fits_in(method, by):

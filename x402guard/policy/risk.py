@@ -75,7 +75,7 @@ class Risk:
 
     Args:
         levels: pattern → ``LOW``, ``MEDIUM``, ``HIGH`` or ``CRITICAL``, before the default table; the strictest match
-            counts. A pattern is a tool's name, with ``*`` for anything; for payments and LLM calls ``METHOD
+            counts. A pattern is a tool's name, with ``*`` for anything; for payments and LLM calls a host, or ``METHOD
             host/path``.
         approvers: how many different approvers a CRITICAL step needs; with fewer than two it is denied.
         classify: a function of a tool and all of its arguments (plain values, or None if unknown) that returns a level
@@ -140,7 +140,7 @@ def _highest(levels: list[Level], otherwise: Level) -> Level:
 
 def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
     return any(
-        matches_route(pattern, name)
+        matches_route(pattern, name, frees=subject.kind is HoldKind.TOOL)  # a tool may be named as a seller's route
         or (
             matches_name(pattern, name, within=within) if subject.kind is HoldKind.TOOL else matches_word(pattern, name)
         )

@@ -17,7 +17,7 @@ from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow,
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _MOST_APPROVERS: Final = 10
-_LIKE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+(?:[a-z]{2,}|[\w-]*\*[\w*-]*)", re.IGNORECASE)
+_LIKE_A_HOST: Final = re.compile(r"(?:[\w*-]+\.)+(?:[a-z]{2,}|[a-z0-9-]*\*[a-z0-9*-]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,11 +93,10 @@ class Step(Struct, frozen=True):
 def shown_host(host: str, begun: str, words: str = "") -> str:
     """Return *words*, or ``host …``, for messages that a model reads.
 
-    A host that only a redirect has named is shown by the first hop's name, *begun*.
+    A host that only a redirect has named is shown by the first hop's name, *begun*; so is one whose name is cut in it.
     """
-    own, slash, _ = begun.partition(" ")[2].partition("/")
-    name = plain_host(host.lower())
-    is_own = own == name if slash else name.startswith(own)  # a long name is cut
+    own = begun.partition(" ")[2].partition("/")[0]
+    is_own = not begun or own == plain_host(host.lower())
     return (words or f"host {host}") if is_own else f"the host that {begun} redirected to"
 
 

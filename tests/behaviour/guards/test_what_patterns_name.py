@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.merchant import URL, Shop, client, make_guard, receipt, required
 from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule, X402GuardError
+from x402guard.ledger.model import HoldKind
+from x402guard.policy.verdicts import Subject
 
 URL_OF_BANK = "https://bank.example/v1/refund"
 
@@ -195,7 +197,7 @@ def test_a_pattern_of_a_word_and_a_star_names_tools_with_blanks(match, denied):
             session.charge("Delete file", "$0.01")
 
 
-@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example", "bücher.*", "bank.exam_*"])
+@pytest.mark.parametrize("match", ["bücher.example", "*.bücher.example", "bücher.*"])
 def test_a_rule_about_payments_that_names_none_is_an_error(match):
     with pytest.raises(ConfigError, match="names no payment; write a host such as"):
         Rule(name="none", action="deny", match=match, kinds=["payment"])
@@ -210,6 +212,27 @@ def test_a_pattern_of_one_word_with_a_star_at_its_end_names_hosts(match, kinds):
     url = URL_OF_BANK.replace("bank", "api.bank") if match in ("*.bank.*", "api.*.example") else URL_OF_BANK
     assert at_most(deny, [url]) == 0
     assert at_most(deny, ["https://courts.example/opinion"]) == 1
+
+
+@pytest.mark.parametrize("pattern", ["anthropic.claude-*:0", "us.anthropic.claude-*-v1:0", "amazon.nova-*-v1:0"])
+def test_a_pattern_of_models_of_a_cloud_is_one(pattern):
+    assert Rule(name="no", action="deny", match=pattern, kinds=["llm"]).match == pattern
+    assert Loop(own={pattern: 1}).own == {pattern: 1}
+
+
+@pytest.mark.parametrize(("tool", "denied"), [("crm/search_users", True), ("crm/read_users", False)])
+def test_the_payment_for_a_tool_is_named_by_a_pattern_with_a_star(tool, denied):
+    rule = Rule(name="no", action="deny", match="crm.search_*", kinds=["payment"])
+    assert rule.holds_for(Subject(HoldKind.PAYMENT, ("PAY crm/x",), 1, tool=tool)) is denied
+
+
+def test_a_tool_that_is_named_like_a_route_keeps_the_level_of_its_words():
+    """An MCP server names its tools."""
+    risk = Risk(levels={"bank.*": "LOW"})
+    with make_guard(policy=Policy(risk=risk)) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(X402GuardError):
+            session.charge("x bank.evil/delete_all", "$0.01")
+        session.charge("bank.delete_all", "$0.01")
 
 
 @pytest.mark.parametrize(
