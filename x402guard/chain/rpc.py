@@ -29,7 +29,7 @@ ROUNDS: Final = 2
 
 _SILENT_S: Final = (60.0, 600.0)
 _SILENT_TIMES: Final = 10
-"""How long a witness is not asked what it was slow not to answer: that many times as long as it took, within these seconds."""
+"""How long a witness is not asked a kind of question at which it failed slowly: so many times as long, within these seconds."""
 
 _SLOW_S: Final = 0.5
 """An error that comes sooner keeps payments waiting no longer than most answers do, so the witness is asked again."""
@@ -139,8 +139,8 @@ class JsonRpc:
     def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
         """Do the same with one endpoint, by its index: once, and without asking it first from then on.
 
-        Raises ``ChainUnreadable`` at once for a question of a kind that it was slow not to answer; for any question if that
-        is which chain it serves, and that is not known. One that limits searches of logs still says that a nonce is used.
+        Raises ``ChainUnreadable`` at once for a question of a kind at which it failed slowly; for any question if that is
+        which chain it serves, and that is not known. One that limits searches of logs still says that a nonce is used.
         """
         kind = _kind_of(method, params)
         if at not in self._right:
@@ -152,12 +152,10 @@ class JsonRpc:
 
     @contextmanager
     def _noting_silence(self, at: int, kind: str) -> Iterator[None]:
-        """Note that a question inside of it was answered slowly and without an answer; raise at once if that was so."""
+        """Raise at once for a kind of question that is not asked now. Note one that fails slowly in the block."""
         began = time.monotonic()
         if began < self._silent_until.get((at, kind), began):
-            raise ChainUnreadable(
-                "the endpoint was slow to give no answer to such a question, and is not asked again yet"
-            )
+            raise ChainUnreadable("the endpoint failed slowly at a question of this kind, and is not asked again yet")
         try:
             yield
         except NodeRefuses:

@@ -238,7 +238,10 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
 
 
 def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
-    """Return the refusal if the offer's data of the token differ from the registry, because one of them is wrong."""
+    """Return the refusal if the offer's data of the token differ from the registry, because one of them is wrong.
+
+    The name of Circle Gateway's domain is no mistake: such an offer is not paid from the token itself.
+    """
     if extra.get("name") == GATEWAY_DOMAIN:
         reason = (
             "the offer is paid from a deposit in Circle Gateway's wallet contract; only the token itself is supported"
