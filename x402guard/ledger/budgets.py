@@ -81,7 +81,8 @@ def room_on_path(
 
     Given *enough*, the result is exact only if it is less than that, which saves a look at what is idle.
     """
-    rooms, idle = list[int](), 0
+    rooms: list[int] = []
+    idle = 0
     for node in view.path(node_id):
         room = _room(node, finalizing)
         if room is not None and view.lends(node.id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -57,10 +58,7 @@ class Intent(Struct, frozen=True, gc=False):
 
     def to_json(self) -> str:
         """Return the intent as JSON. 256-bit numbers are written as text, because JSON readers lose their digits."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
-        values["amount_atomic"] = str(self.amount_atomic)
-        values["nonce"] = f"0x{self.nonce:064x}"
-        return _ENCODED(values)
+        return _text(self)
 
     @classmethod
     def from_json(cls, text: str) -> Intent:
@@ -83,3 +81,11 @@ class Intent(Struct, frozen=True, gc=False):
 _DECODED: Final = Decoder().decode
 _NAMES: Final = Intent.__struct_fields__
 _ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
+
+
+@lru_cache(maxsize=256)  # a row is written several times, always with the same intent
+def _text(intent: Intent) -> str:
+    values: dict[str, Any] = {name: getattr(intent, name) for name in _NAMES}
+    values["amount_atomic"] = str(intent.amount_atomic)
+    values["nonce"] = f"0x{intent.nonce:064x}"
+    return _ENCODED(values)

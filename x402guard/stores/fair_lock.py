@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from x402guard.errors import LedgerUnavailable
@@ -22,7 +24,7 @@ class Line:
 
     def __init__(self) -> None:
         self._line: deque[int] = deque()
-        self._wake: dict[int, threading.Event] = {}
+        self._wake: dict[int, SimpleQueue[None]] = {}
 
     def join(self, timeout_s: float, over: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the turn, at most *timeout_s* seconds. Returns True once this thread has it, or needs it no longer.
@@ -34,7 +36,7 @@ class Line:
         if me in self._line:
             raise RuntimeError("this thread is already in the queue")
         give_up = time.monotonic() + timeout_s
-        wake = self._wake[me] = threading.Event()
+        wake = self._wake[me] = SimpleQueue()
         self._line.append(me)
         while self._line[0] != me:
             if over():
@@ -43,17 +45,17 @@ class Line:
             left_s = give_up - time.monotonic()
             if left_s <= 0:
                 return False
-            wake.wait(min(_LOOK_S, left_s))
-            wake.clear()
+            with suppress(Empty):
+                wake.get(timeout=min(_LOOK_S, left_s))
         if over():
             self.leave()
         return True
 
     def wake(self, thread: int) -> None:
         """Let a waiting thread look whether its work is over."""
-        event = self._wake.get(thread)
-        if event is not None:
-            event.set()
+        wake = self._wake.get(thread)
+        if wake is not None and wake.empty():
+            wake.put(None)
 
     def check_without_me(self) -> None:
         """Raise ``LedgerUnavailable`` if this thread is in the queue: a signal handler has interrupted it."""
@@ -71,12 +73,12 @@ class Line:
     def leave(self) -> None:
         """Give the turn to the next thread, or leave the queue. Idempotent."""
         me = threading.get_ident()
-        try:
-            self._line.remove(me)
-        except ValueError:
+        if me not in self._line:
             return
+        self._line.remove(me)
         self._wake.pop(me, None)
         try:
-            self._wake[self._line[0]].set()
-        except (IndexError, KeyError):
-            return  # no thread waits, or the next one is leaving
+            first = self._line[0]
+        except IndexError:
+            return  # no thread waits
+        self.wake(first)

@@ -214,7 +214,6 @@ class GroupCommit(ABC):
 
     def _check_ready(self) -> None:
         self._check_usable()
-        self._check_place()
         self._line.check_without_me()
 
     def _in_turn(self, work: Callable[[], R], over: Callable[[], bool] = lambda: False) -> R | None:
@@ -243,6 +242,7 @@ class GroupCommit(ABC):
         with self._trouble(WRITING):
             if not self._take_turn(self._busy_s):
                 raise LedgerUnavailable(f"another process has been writing the ledger for {self._busy_s:.0f} s")
+            self._check_place()
             return work()
 
     def _end_turn(self) -> None:

@@ -151,8 +151,49 @@ WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= O
 BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
 """
 
+_JOURNAL: Final = """
+DROP TRIGGER entries_are_never_changed;
+DROP TRIGGER entries_are_never_removed;
+ALTER TABLE entries RENAME TO kept;
+CREATE TABLE entries (
+    at INTEGER PRIMARY KEY,
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    seq INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    hold_id ANY,
+    captured INTEGER NOT NULL,
+    held INTEGER NOT NULL,
+    granted_in INTEGER NOT NULL,
+    granted_out INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    previous ANY NOT NULL,
+    hash ANY NOT NULL,
+    UNIQUE (node_id, seq)
+) STRICT;
+INSERT INTO entries
+    SELECT NULL, node_id, seq, at_ms, event, packed(hold_id), captured, held, granted_in, granted_out, data,
+        packed(previous), packed(hash)
+    FROM kept ORDER BY node_id, seq;
+DROP TABLE kept;
+CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= OLD.seq)
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+"""
+
 MOVED: Final = 1_000_000
 """The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED, _DEADLINES, _ARCHIVED)
+MIGRATIONS: Final[tuple[str, ...]] = (
+    _FIRST,
+    _WINDOWS,
+    _DELIVERY,
+    _GENERATION,
+    _UNSETTLED,
+    _DEADLINES,
+    _ARCHIVED,
+    _JOURNAL,
+)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -22,7 +22,7 @@ from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
-from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node
+from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node, unpacked
 from x402guard.stores.sql_reads import names
 from x402guard.stores.sqlite import APPLICATION_ID, moved_to
 
@@ -161,7 +161,7 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
         into = f"COPY {table} ({names(columns)}) FROM STDIN"
         with target.cursor() as cursor, cursor.copy(into) as copy:
             for row in source.execute(f"SELECT {names(columns)} FROM {table} {order}"):
-                copy.write_row(row)
+                copy.write_row([unpacked(value) for value in row])
     # A file says for every node what is live below it. Here those say it of themselves alone that lend; see ledger.tree.
     rows = target.execute(f"SELECT {names(NODE_COLUMNS)} FROM nodes").fetchall()
     nodes = {node.id: node for node in map(to_node, rows)}

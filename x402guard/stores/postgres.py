@@ -180,7 +180,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         return as_unavailable(WRITING, self._url, error) if isinstance(error, LOST) else error
 
     @override
-    def _check_place(self) -> None:
+    def _check_ready(self) -> None:
+        super()._check_ready()
         if self._read_only:
             raise LedgerUnavailable(f"{self._url} is open to be read only, so nothing can be changed in it")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import asdict, astuple
@@ -27,6 +27,8 @@ from x402guard.ledger.view import MarkKey
 from x402guard.ledger.windows import check_window
 from x402guard.money import Nanos
 
+T = TypeVar("T")
+
 
 class UnreadableRecord(Exception):  # noqa: N818 - becomes a LedgerUnavailable
     """A record has contents that no version of this library writes: the file is damaged or was edited."""
@@ -39,6 +41,7 @@ def _unreadable(kind: str, record: Sequence[Any], error: Exception) -> Unreadabl
     return UnreadableRecord(f"{kind} {str(record[0])[:80]!r} cannot be read: {error}")
 
 
+_DIGITS: Final = 64
 _TEXT: Final = Encoder()
 _VALUE: Final = Decoder().decode
 
@@ -55,11 +58,19 @@ NODE_COLUMNS: Final = (
 )  # fmt: skip
 _HOLD: Final = Hold.__struct_fields__
 HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
+NODE_FIXED: Final = frozenset({"parent_id", "kind", "name", "created_ms"})
+"""The columns of a node that never change."""
+HOLD_FIXED: Final = frozenset(
+    {"node_id", "kind", "amount", "created_ms", "deadline_unix", "purpose", "purchase_key", "intent"}
+)
+"""The columns of a hold that never change. ``tests/conftest.py`` sees that no change of any test gives one another value."""
 ENTRY_COLUMNS: Final = Entry.__struct_fields__
 
 Value = str | int | None
 Record = tuple[Value, ...]
 """One row, with its values in the order of its table's columns."""
+Packed = tuple[Value | bytearray, ...]
+"""The same with hashes and nonces as bytes."""
 
 
 def node_record(node: Node) -> Record:
@@ -101,18 +112,14 @@ def to_node(record: Sequence[Any]) -> Node:
 
 def hold_record(hold: Hold) -> Record:
     """Return a hold in the order of ``HOLD_COLUMNS``."""
-    row = dict(zip(_HOLD, astuple(hold), strict=True))
-    row.update(
-        kind=str(hold.kind),
-        purpose=_TEXT.encode(asdict(hold.purpose)).decode(),
-        chain_evidence=int(hold.chain_evidence),
-        intent=None if hold.intent is None else hold.intent.to_json(),
-        state=str(hold.state),
-        evidence=None if hold.evidence is None else str(hold.evidence),
-        claim=None if hold.claim is None else _TEXT.encode(asdict(hold.claim)).decode(),
-        delivery=str(hold.delivery),
-    )
-    return tuple(row.values())
+    return (
+        hold.id, hold.node_id, str(hold.kind), hold.amount, hold.created_ms, hold.deadline_unix, hold.flying_since_ms,
+        hold.instance, _TEXT.encode(asdict(hold.purpose)).decode(), int(hold.chain_evidence), hold.purchase_key,
+        None if hold.intent is None else hold.intent.to_json(), str(hold.state), hold.captured,
+        None if hold.evidence is None else str(hold.evidence), hold.doubt,
+        None if hold.claim is None else _TEXT.encode(asdict(hold.claim)).decode(), hold.proof, hold.ended_by,
+        hold.checked_ms, hold.presented, hold.closed_ms, str(hold.delivery),
+    )  # fmt: skip
 
 
 def to_hold(record: Sequence[Any]) -> Hold:
@@ -155,9 +162,41 @@ def entry_record(entry: Entry) -> Record:
     return astuple(entry)
 
 
-def to_entry(record: Sequence[Any]) -> Entry:
-    """Return the entry of a record in the order of ``ENTRY_COLUMNS``."""
+def packed_record(entry: Entry) -> Packed:
+    """Do the same with its hashes and the id of its hold ``packed``: they are most of its bytes."""
+    node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own = astuple(entry)
+    return (
+        node_id, seq, at_ms, event, hold_id and packed(hold_id), captured, held, granted_in, granted_out, data,
+        packed(previous), packed(own),
+    )  # fmt: skip
+
+
+def packed(value: str) -> str | bytearray:
+    """Return 32 bytes for a text of 64 lowercase hexadecimal digits, and every other one as it is.
+
+    They are a ``bytearray``, because the driver looks for an adapter of every ``bytes``.
+    """
+    if len(value) != _DIGITS:
+        return value
     try:
-        return Entry(*record)
-    except TypeError as error:
+        found = bytearray.fromhex(value)
+    except ValueError:
+        return value
+    return found if found.hex() == value else value
+
+
+def unpacked(value: T | bytes) -> T | str:
+    """Return the text of a ``packed`` value, and every other one as it is."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def to_entry(record: Sequence[Any]) -> Entry:
+    """Return the entry of a record, packed or not, in the order of ``ENTRY_COLUMNS``."""
+    try:
+        node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own = record
+        return Entry(
+            node_id, seq, at_ms, event, unpacked(hold_id), captured, held, granted_in, granted_out, data,
+            unpacked(previous), unpacked(own),
+        )  # fmt: skip
+    except _WRONG as error:
         raise _unreadable("entry of node", record, error) from error

@@ -22,6 +22,7 @@ from x402guard.stores.rows import (
     to_hold,
     to_mark,
     to_node,
+    unpacked,
 )
 from x402guard.stores.views import StoreClock
 
@@ -96,7 +97,7 @@ class SqlReads(ABC):
     def hashes(self, wanted: Collection[tuple[str, int]], *, archives: bool) -> Mapping[tuple[str, int], str]:
         """See ``Audited.hashes``."""
         sql = "SELECT hash FROM entries WHERE node_id = ? AND seq = ?"
-        found = {key: row for key in wanted for row in self._read(lambda row: str(row[0]), sql, key)}
+        found = {key: row for key in wanted for row in self._read(lambda row: str(unpacked(row[0])), sql, key)}
         away = self._read(to_archived, ARCHIVED)
         found |= {(row.node_id, row.seq): row.said.head for row in away if (row.node_id, row.seq) in wanted}
         left = set(wanted) - found.keys()

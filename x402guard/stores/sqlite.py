@@ -40,6 +40,7 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.migrations import MIGRATIONS, MOVED
+from x402guard.stores.rows import packed
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.views import StoreClock
@@ -192,6 +193,7 @@ class SqliteStore(GroupCommit, SqlReads):
             raise LedgerUnavailable(
                 f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
             )
+        self._writer.create_function("packed", 1, lambda value: value and packed(value), deterministic=True)
         for number in range(version, len(MIGRATIONS)):
             settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
             self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
@@ -409,7 +411,7 @@ class SqliteMoment(SqlReads):
         self._connection, self._clock = connection, clock
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
-        return [convert(row) for row in self._connection.execute(sql, values).fetchall()]
+        return [convert(row) for row in self._connection.execute(sql, values)]
 
 
 def _put_all(marks: Mapping[MarkKey, Mapping[str, Any]], view: LedgerView) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
+from math import inf
 from typing import Any, Final
 
-from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
+    HOLD_FIXED,
     NODE_COLUMNS,
-    Record,
-    entry_record,
+    NODE_FIXED,
+    Packed,
     hold_record,
     mark_text,
     node_record,
+    packed_record,
     to_hold,
     to_mark,
     to_node,
@@ -29,10 +33,13 @@ _ROWS_AT_ONCE: Final = 32
 
 
 class _Insert:
-    """An INSERT for any number of rows. With *key*, a row with the same key is replaced."""
+    """An INSERT for any number of rows. With *key*, a row with the same key is changed, all but its columns *fixed*."""
 
-    def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
-        rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    def __init__(
+        self, table: str, columns: Sequence[str], key: Sequence[str] = (), fixed: Collection[str] = ()
+    ) -> None:
+        # SQLite writes each index again of which a column is set, also to the value that it has.
+        rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in {*key, *fixed})
         self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
         self._row = f"({places(len(columns))})"
         self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
@@ -45,8 +52,8 @@ class _Insert:
         return self._known[rows]
 
 
-_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",))
-_PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",))
+_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), NODE_FIXED)
+_PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",), HOLD_FIXED)
 _PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
 _ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
 _MOST_KNOWN: Final = 10_000
@@ -66,13 +73,14 @@ _LIVE_PAYMENTS: Final = (
 _DUE: Final = (
     f"{HOLDS} WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
 )
+_NEXT_DUE: Final = "SELECT min(deadline_unix) FROM holds WHERE state = 'held' AND chain_evidence = 0"
 
 
 class SqliteRows:
     """The rows that changes read and write (see ``Rows``), over the connection that has the turn to write.
 
-    Nodes and marks that were read or written by this connection are known until another connection has written:
-    SQLite's ``data_version`` says so. What the changes of one transaction write is kept until ``flush``, so that each
+    Nodes and marks that were read or written by this connection, and live holds that it has written, are known until
+    another connection has written: SQLite's ``data_version`` says so. What the changes of one transaction write is kept until ``flush``, so that each
     sees what those before it have changed, and all together take a few statements.
     """
 
@@ -80,12 +88,13 @@ class SqliteRows:
         self._writer = writer
         self._version = -1
         self._nodes: dict[str, Node] = {}
+        self._holds: dict[str, Hold] = {}
         self._marks: dict[MarkKey, Mapping[str, Any] | None] = {}
         self._new_nodes: dict[str, Node] = {}
         self._new_holds: dict[str, Hold] = {}
         self._new_marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._new_entries: list[Entry] = []
-        self._none_due = -1
+        self._next_due: float | None = None  # no live hold ends earlier at its own deadline; None if that is unknown
         self._committed = False
 
     find_busy: Final = None
@@ -93,10 +102,11 @@ class SqliteRows:
     def begin(self) -> None:
         """Forget the known rows if another connection has written since, or the last transaction did not commit."""
         [version] = self._writer.execute("PRAGMA data_version").fetchone()
-        if not self._committed or version != self._version or len(self._nodes) + len(self._marks) > _MOST_KNOWN:
+        known = len(self._nodes) + len(self._holds) + len(self._marks)
+        if not self._committed or version != self._version or known > _MOST_KNOWN:
             self.forget()
             self._version = version
-        self._none_due, self._committed = -1, False
+        self._committed = False
 
     def committed(self) -> None:
         """Note that the transaction was committed: what it has read and written stays known."""
@@ -104,7 +114,13 @@ class SqliteRows:
 
     def forget(self) -> None:
         """Forget all known rows, and what is not flushed: it is rolled back."""
-        for rows in (self._nodes, self._marks, self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
+        for known in (self._nodes, self._holds, self._marks):
+            known.clear()
+        self._forget_new()
+        self._next_due = None
+
+    def _forget_new(self) -> None:
+        for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
             rows.clear()
 
     def add(self, view: LedgerView) -> None:
@@ -114,29 +130,35 @@ class SqliteRows:
         self._marks.update(marks)
         self._new_nodes.update(nodes)
         self._new_marks.update(marks)
-        self._new_holds.update((hold.id, hold) for hold in view.hold_rows())
+        for hold in view.hold_rows():
+            self._new_holds[hold.id] = hold
+            if hold.state is HoldState.HELD:
+                self._holds[hold.id] = hold
+            else:
+                self._holds.pop(hold.id, None)
+            if self._next_due is not None and lapses(hold):
+                self._next_due = min(self._next_due, hold.deadline_unix)
         self._new_entries += view.entries
 
     def flush(self) -> None:
         """Write what was kept."""
         self._put(_PUT_NODE, map(node_record, self._new_nodes.values()))
         self._put(_PUT_HOLD, map(hold_record, self._new_holds.values()))
-        self._put(_ADD_ENTRY, map(entry_record, self._new_entries))
+        self._put(_ADD_ENTRY, map(packed_record, self._new_entries))
         self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in self._new_marks.items()))
-        for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
-            rows.clear()
-        self._none_due = -1  # what was kept is in the file now, and one of them may be due
+        self._forget_new()
 
-    def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
+    def _put(self, statement: _Insert, records: Iterable[Packed]) -> None:
         """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
         rows = list(records)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
-            self._writer.execute(statement.sql(len(some)), [value for row in some for value in row])
+            self._writer.execute(statement.sql(len(some)), [*chain.from_iterable(some)])
 
     def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
-        ids, found = tuple(node_ids), dict[str, Node]()
+        ids = tuple(node_ids)
+        found: dict[str, Node] = {}
         for first in ids:
             node = self._nodes.get(first)
             while node is not None and node.id not in found:
@@ -154,10 +176,12 @@ class SqliteRows:
     def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
         """See ``Rows``."""
         ids = tuple(hold_ids)
-        kept = [self._new_holds[hold_id] for hold_id in ids if hold_id in self._new_holds]
-        rest = tuple(hold_id for hold_id in ids if hold_id not in self._new_holds) if kept else ids
-        if not rest:
+        both = ((self._new_holds.get(hold_id) or self._holds.get(hold_id)) for hold_id in ids)
+        kept = [hold for hold in both if hold is not None]
+        if len(kept) == len(ids):
             return kept
+        known = {hold.id for hold in kept}
+        rest = [hold_id for hold_id in ids if hold_id not in known]
         rows = self._writer.execute(f"{HOLDS} WHERE id IN ({places(len(rest))})", rest)
         return [*kept, *map(to_hold, rows)]
 
@@ -182,14 +206,15 @@ class SqliteRows:
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        if self._none_due != now_unix:
-            self.flush()  # so that the limit counts none that a change before this one has ended
-            found = [to_hold(row) for row in self._writer.execute(_DUE, (now_unix, most))]
-            if not found:
-                self._none_due = now_unix
-            return found
-        kept = [hold for hold in self._new_holds.values() if hold.deadline_unix < now_unix and lapses(hold)]
-        return sorted(kept, key=lambda hold: hold.deadline_unix)[:most]
+        if self._next_due is None:
+            self.flush()
+            [first] = self._writer.execute(_NEXT_DUE).fetchone()
+            self._next_due = inf if first is None else first
+        if self._next_due >= now_unix:
+            return ()
+        self.flush()  # so that the limit counts none that a change before this one has ended
+        self._next_due = None
+        return [to_hold(row) for row in self._writer.execute(_DUE, (now_unix, most))]
 
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""

@@ -61,13 +61,19 @@ _NETWORKS: Final = {
 
 def printable(text: str) -> str:
     """Return *text* without control characters: servers choose part of it, and a terminal would execute them."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def json_text(value: object, indent: int | None = 2) -> str:
     """Return *value* as JSON in which all that a terminal would execute, or write from right to left, is escaped."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+    lines = json.dumps(value, indent=indent, ensure_ascii=False).split("\n")
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def dollars(nanos: int) -> str:
