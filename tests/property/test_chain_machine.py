@@ -216,3 +216,22 @@ def test_a_cancellation_that_can_be_undone_frees_nothing_of_a_settlement_that_wa
     state.is_looked_at(hold=hold, tells=True)
     state.the_session_counts_what_its_payments_do()
     state.teardown()
+
+
+def test_a_cancellation_that_can_be_undone_frees_nothing_in_place_of_one_that_was():
+    """Found by the machine: the final block of a cancellation is undone, and another cancellation takes its place."""
+    state = ChainMachine()
+    hold = state.authorize(claimed=None, units=2)
+    state.is_cancelled(hold=hold)
+    state.its_block_becomes_final(hold=hold)
+    state.is_looked_at(hold=hold, tells=True)
+    state.its_block_is_undone(hold=hold)
+    state.is_cancelled(hold=hold)
+    state.is_looked_at(hold=hold, tells=True)
+    assert state.books.store.hold(hold).state is HoldState.HELD
+    state.its_block_becomes_final(hold=hold)
+    state.is_looked_at(hold=hold, tells=True)
+    assert state.books.store.hold(hold).state is HoldState.VOIDED
+    cancellation = state.chains[hold].head[1]
+    assert state.weighed(hold, Cancelled(cancellation, final=False)).state is HoldState.VOIDED  # a node that is behind
+    state.teardown()

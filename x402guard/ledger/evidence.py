@@ -253,10 +253,9 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
     - ``Settled``: captures the amount moved. A block that is not final frees a remainder only within *most_exposed*.
     - ``Used``: captures the ceiling.
     - ``Cancelled`` in a final block: captures nothing (voids a live hold). In a block that is not final, although the
-      chain once showed less than the ceiling taken, and not by this transaction: both blocks can be undone, so the hold
-      is reopened and counts in full.
-    - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
-      0.
+      chain once showed less than the ceiling taken, or a cancellation by another transaction: both blocks can be
+      undone, so the hold is reopened and counts in full.
+    - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to 0.
     - ``Unused`` and still valid, although the chain once showed the payment taken: a block was undone, so the hold is
       reopened and counts in full. A final block from before the chain last showed it taken changes only
       ``checked_ms``: that node is behind, or was asked earlier.
@@ -287,8 +286,9 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
             return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
-        case Cancelled(transaction) if hold.captured < hold.amount and _was_undone(hold, None):
-            if not hold.captured and view.mark(cancelled_mark(hold.id)) == {"transaction": transaction}:
+        case Cancelled(transaction) if was_cancelled(hold) or (hold.captured < hold.amount and _was_undone(hold, None)):
+            by = not hold.captured and view.mark(cancelled_mark(hold.id)) == {"transaction": transaction}
+            if by or was_cancelled(hold, transaction):
                 return hold  # a node that is behind the one that has shown it final
             return apply(view, hold.id, Reopen(0))
         case Unused(block_time):

@@ -208,10 +208,10 @@ CANCELLED: Final = "cancelled on chain"
 """The prefix of a void's reason if the chain has shown the cancellation."""
 
 
-def was_cancelled(hold: Hold) -> bool:
-    """True if a hold was voided because the chain showed its cancellation."""
+def was_cancelled(hold: Hold, transaction: str = "") -> bool:
+    """True if a hold was voided because the chain showed its cancellation: by *transaction*, if one is named."""
     reason = json.loads(hold.ended_by or "{}").get("reason", "") if hold.state is _VOIDED else ""
-    return str(reason).startswith(CANCELLED)
+    return str(reason).startswith(f"{CANCELLED} by {transaction}" if transaction else CANCELLED)
 
 
 def _was_shown(hold: Hold) -> bool:

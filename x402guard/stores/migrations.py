@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Final
+
+from x402guard.stores.rows import packed
+
+APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _FIRST: Final = """
 CREATE TABLE nodes (
@@ -156,7 +161,6 @@ DROP TRIGGER entries_are_never_changed;
 DROP TRIGGER entries_are_never_removed;
 ALTER TABLE entries RENAME TO kept;
 CREATE TABLE entries (
-    at INTEGER PRIMARY KEY,
     node_id TEXT NOT NULL REFERENCES nodes (id),
     seq INTEGER NOT NULL,
     at_ms INTEGER NOT NULL,
@@ -169,10 +173,10 @@ CREATE TABLE entries (
     data TEXT NOT NULL,
     previous ANY NOT NULL,
     hash ANY NOT NULL,
-    UNIQUE (node_id, seq)
-) STRICT;
+    PRIMARY KEY (node_id, seq)
+) STRICT, WITHOUT ROWID;
 INSERT INTO entries
-    SELECT NULL, node_id, seq, at_ms, event, packed(hold_id), captured, held, granted_in, granted_out, data,
+    SELECT node_id, seq, at_ms, event, packed(hold_id), captured, held, granted_in, granted_out, data,
         packed(previous), packed(hash)
     FROM kept ORDER BY node_id, seq;
 DROP TABLE kept;
@@ -197,3 +201,35 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _JOURNAL,
 )
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Take a ledger from *version* to the newest one, step by step; each step is made whole or not at all.
+
+    What an owner has added keeps the names of tables that a step replaces. What is wrong in rows is left to the audit.
+    """
+    stopped: list[BaseException] = []
+
+    def as_bytes(value: str | None) -> str | bytearray | None:
+        try:
+            return None if value is None else packed(value)
+        except BaseException as error:  # Ctrl-C, of which SQLite would make an error of its own
+            stopped.append(error)
+            raise
+
+    connection.create_function("packed", 1, as_bytes, deterministic=True)
+    for setting in ("foreign_keys = OFF", "legacy_alter_table = ON"):
+        connection.execute(f"PRAGMA {setting}")
+    try:
+        for number in range(version, len(MIGRATIONS)):
+            settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
+            connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
+    except sqlite3.OperationalError:
+        if stopped:
+            raise stopped[0] from None
+        raise
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        for setting in ("legacy_alter_table = OFF", "foreign_keys = ON"):
+            connection.execute(f"PRAGMA {setting}")

@@ -17,14 +17,14 @@ from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
 from x402guard.stores.file_errors import foreign, gone, moved, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
-from x402guard.stores.migrations import MIGRATIONS, MOVED
+from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS, MOVED
 from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
 from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node, unpacked
 from x402guard.stores.sql_reads import names
-from x402guard.stores.sqlite import APPLICATION_ID, moved_to
+from x402guard.stores.sqlite import moved_to
 
 Target = psycopg.Connection[tuple[Any, ...]]
 

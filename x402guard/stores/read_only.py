@@ -16,8 +16,8 @@ from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import foreign, older, unavailable, unsound
 from x402guard.stores.file_lock import noted_generation
-from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment, refuse_moved
+from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
+from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_moved
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")

@@ -194,9 +194,9 @@ def to_entry(record: Sequence[Any]) -> Entry:
     """Return the entry of a record, packed or not, in the order of ``ENTRY_COLUMNS``."""
     try:
         node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own = record
-        return Entry(
-            node_id, seq, at_ms, event, unpacked(hold_id), captured, held, granted_in, granted_out, data,
-            unpacked(previous), unpacked(own),
-        )  # fmt: skip
+        hold_id, previous, own = unpacked(hold_id), unpacked(previous), unpacked(own)
+        if type(previous) is not str or type(own) is not str or not (hold_id is None or type(hold_id) is str):
+            raise TypeError("a hash or the id of its hold is neither text nor bytes")
+        return Entry(node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own)
     except _WRONG as error:
         raise _unreadable("entry of node", record, error) from error

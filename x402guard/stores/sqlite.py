@@ -39,15 +39,12 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.migrations import MIGRATIONS, MOVED
-from x402guard.stores.rows import packed
+from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS, MOVED, migrate
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
-
-APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
 _WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
@@ -193,10 +190,8 @@ class SqliteStore(GroupCommit, SqlReads):
             raise LedgerUnavailable(
                 f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
             )
-        self._writer.create_function("packed", 1, lambda value: value and packed(value), deterministic=True)
-        for number in range(version, len(MIGRATIONS)):
-            settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
-            self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
+        if version < len(MIGRATIONS):
+            migrate(self._writer, version)
         self._turn.note_used()
         behind = self._turn.generation().n - self._generation().n
         if behind > 0 and not self._accepts_older:
@@ -314,10 +309,7 @@ class SqliteStore(GroupCommit, SqlReads):
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
         refuse_moved(self._writer, version, self._path)
-        if version != len(MIGRATIONS):
-            raise LedgerUnavailable(
-                f"{self._path} was changed by a newer x402guard (ledger version {version}); update this installation"
-            )
+        refuse_changed(version, self._path)
 
     def _roll_back(self) -> None:
         self._rows.forget()
@@ -343,6 +335,9 @@ class SqliteStore(GroupCommit, SqlReads):
             unavailable("cannot read the ledger", self._path),
             closing(sqlite3.connect(uri, timeout=self._busy_s, uri=True)) as connection,
         ):
+            [version] = connection.execute("PRAGMA user_version").fetchone()
+            if version != MOVED:  # what was moved can still be reported from here
+                refuse_changed(version, self._path)
             yield connection
 
     @contextmanager
@@ -386,6 +381,14 @@ def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> No
     """Raise ``LedgerUnavailable`` for a ledger that was moved."""
     if version == MOVED:
         raise moved(path, moved_to(connection))
+
+
+def refuse_changed(version: int, path: Path) -> None:
+    """Raise ``LedgerUnavailable`` for a ledger that was brought to another version while it was open."""
+    if version != len(MIGRATIONS):
+        raise LedgerUnavailable(
+            f"{path} was changed by a newer x402guard (ledger version {version}); update this installation"
+        )
 
 
 def moved_to(connection: sqlite3.Connection) -> str:

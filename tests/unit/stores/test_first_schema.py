@@ -13,8 +13,7 @@ from x402guard.ledger.model import WALLET, Evidence
 from x402guard.ledger.transitions import Capture, Correct, Void, apply
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
-from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.sqlite import APPLICATION_ID
+from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 
 NODES = {  # id: parent, kind, limit, captured, held, granted out, granted in
     WALLET: (None, "wallet", None, "0", "0", "1.70", "0"),

@@ -6,11 +6,11 @@ import pytest
 
 from tests.support.merchant import make_guard
 from x402guard import LedgerUnavailable
-from x402guard.stores import open_store
-from x402guard.stores.migrations import MIGRATIONS
+from x402guard.frozen import replace
+from x402guard.stores import migrations, open_store
+from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.rows import ENTRY_COLUMNS, entry_record, packed, to_entry, unpacked
 from x402guard.stores.sql_reads import ENTRIES
-from x402guard.stores.sqlite import APPLICATION_ID
 
 
 @pytest.fixture
@@ -92,6 +92,102 @@ def test_a_journal_with_hashes_as_text_is_taken_over_to_the_last_letter(books, t
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             new.execute(statement)
     new.close()
+
+
+OWN = {
+    "view": "CREATE VIEW mine AS SELECT count(*) AS n FROM entries",
+    "trigger": "CREATE TRIGGER mine AFTER INSERT ON holds BEGIN SELECT count(*) FROM entries; END",
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_what_an_owner_has_added_goes_on(books, tmp_path, kind):
+    path, _ = books
+    as_before(path, old := tmp_path / "old.db")
+    with sqlite3.connect(old) as raw:
+        raw.execute(OWN[kind])
+    raw.close()
+    with make_guard(f"sqlite:///{old}") as guard, guard.session("t", budget="$1.00") as again:
+        again.charge("serp", "$0.01")
+    with sqlite3.connect(old) as raw:
+        [[sql]] = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'mine'")
+        assert sql == OWN[kind]
+        assert kind != "view" or raw.execute("SELECT n FROM mine").fetchone()[0] > 8
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    raw.close()
+
+
+def test_an_entry_of_no_budget_is_named_whatever_version_the_ledger_has(books, tmp_path):
+    path, _ = books
+    as_before(path, old := tmp_path / "old.db")
+    stray = replace(all_entries(path)[-1], node_id="stray", seq=1)
+    with sqlite3.connect(old) as raw:
+        raw.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(ENTRY_COLUMNS))})", entry_record(stray))
+    raw.close()
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="budget 'stray': it has journal entries but no row"):
+            open_store(f"sqlite:///{old}")
+
+
+def test_ctrl_c_while_a_ledger_is_taken_over_is_ctrl_c_and_leaves_it_whole(books, tmp_path, monkeypatch):
+    path, _ = books
+    as_before(path, old := tmp_path / "old.db")
+    before, calls = old.read_bytes(), []
+
+    def stopped(value):
+        calls.append(value)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return packed(value)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(migrations, "packed", stopped)
+        open_store(f"sqlite:///{old}")
+    with sqlite3.connect(old) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (TEXTS,)
+    raw.close()
+    assert old.read_bytes()[100:] == before[100:]
+    store = open_store(f"sqlite:///{old}")
+    assert store.audit() == []
+    store.close()
+
+
+def test_a_step_that_fails_is_undone_and_the_connection_is_as_before(books, tmp_path, monkeypatch):
+    path, _ = books
+    as_before(path, old := tmp_path / "old.db")
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE half (x); SELECT no_such_function();"))
+    raw = sqlite3.connect(old, isolation_level=None)
+    with pytest.raises(sqlite3.OperationalError, match="no such function"):
+        migrations.migrate(raw, TEXTS)
+    assert raw.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)  # the step before is made
+    assert raw.execute("SELECT count(*) FROM sqlite_master WHERE name = 'half'").fetchone() == (0,)
+    assert raw.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    assert raw.execute("PRAGMA legacy_alter_table").fetchone() == (0,)
+    raw.close()
+
+
+@pytest.mark.parametrize("column", ["hold_id", "previous", "hash"])
+@pytest.mark.parametrize("value", [7, 1.5])
+def test_a_number_in_place_of_a_hash_is_a_ledger_that_cannot_be_read(books, column, value):
+    path, _ = books
+    with sqlite3.connect(path) as raw:
+        raw.execute("DROP TRIGGER entries_are_never_changed")
+        raw.execute(f"UPDATE entries SET {column} = ? WHERE event = 'authorize'", (value,))
+    raw.close()
+    with pytest.raises(LedgerUnavailable, match="cannot be read: a hash or the id of its hold"):
+        open_store(f"sqlite:///{path}")
+
+
+def test_a_process_of_before_does_not_take_a_newer_ledger_for_a_changed_one(books):
+    path, session = books
+    with sqlite3.connect(path) as newer:
+        newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    newer.close()
+    with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard"):
+        session.report()
+    with sqlite3.connect(path) as newer:
+        newer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    newer.close()
 
 
 @pytest.mark.parametrize(
