@@ -32,6 +32,7 @@ class OneChain:
 
     def __init__(self, ceiling):
         self.ceiling, self.head, self.final, self.dead = ceiling, None, None, False
+        self.proven = False  # the books were shown a settlement as final
 
     def could_cost(self):
         """What may be gone at the worst, now and later, in atomic units: only what is final is sure."""
@@ -100,7 +101,7 @@ class ChainMachine(RuleBasedStateMachine):
         if chain and chain.head is None and not chain.dead:
             chain.head = (max(1, chain.ceiling * share // 100), self.new_transaction())
             if for_good:
-                chain.final = chain.head
+                chain.final, chain.proven = chain.head, True
                 self.weighed(hold, chain.finding(tells=True))
 
     @rule(hold=holds)
@@ -134,8 +135,14 @@ class ChainMachine(RuleBasedStateMachine):
         chain = self.chains.get(hold)
         if chain is None:
             return
-        self.weighed(hold, chain.finding(tells=tells))
+        finding = chain.finding(tells=tells)
+        self.weighed(hold, finding)
+        if isinstance(finding, Used) and finding.final and chain.proven:
+            return  # a node that tells no more cannot say that another final block has settled it than the proven one
         assert self.counted(hold) >= chain.could_cost() * UNIT
+        chain.proven |= isinstance(finding, Settled) and finding.final
+        if isinstance(finding, Cancelled) and chain.proven:
+            return  # it came too late for what the books know: Permit2 shows one of a nonce that was used before
         if tells and chain.final == chain.head and (chain.head or chain.dead):
             assert self.counted(hold) == chain.could_cost() * UNIT, "what is final and known is counted to the unit"
 
@@ -234,4 +241,17 @@ def test_a_cancellation_that_can_be_undone_frees_nothing_in_place_of_one_that_wa
     assert state.books.store.hold(hold).state is HoldState.VOIDED
     cancellation = state.chains[hold].head[1]
     assert state.weighed(hold, Cancelled(cancellation, final=False)).state is HoldState.VOIDED  # a node that is behind
+    state.teardown()
+
+
+def test_of_two_cancellations_in_turn_none_that_can_be_undone_frees_anything():
+    """A payment that was captured on a claim: its mark names the first cancellation, its end the second."""
+    state = ChainMachine()
+    hold = state.authorize(claimed="exact", units=2)
+    first, second = state.new_transaction(), state.new_transaction()
+    counted = []
+    for transaction, final in ((first, True), (second, False), (second, True), (first, False), (first, True)):
+        state.weighed(hold, Cancelled(transaction, final=final))
+        counted.append(state.counted(hold) // UNIT)
+    assert counted == [0, 2, 0, 2, 0]
     state.teardown()

@@ -287,8 +287,8 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
         case Cancelled(transaction) if was_cancelled(hold) or (hold.captured < hold.amount and _was_undone(hold, None)):
-            by = not hold.captured and view.mark(cancelled_mark(hold.id)) == {"transaction": transaction}
-            if by or was_cancelled(hold, transaction):
+            by = view.mark(cancelled_mark(hold.id)) if hold.state is HoldState.CAPTURED else None
+            if was_cancelled(hold, transaction) or (not hold.captured and by == {"transaction": transaction}):
                 return hold  # a node that is behind the one that has shown it final
             return apply(view, hold.id, Reopen(0))
         case Unused(block_time):

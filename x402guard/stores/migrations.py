@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from typing import Final
 
-from x402guard.stores.rows import packed
+from x402guard.stores.rows import ENTRY_COLUMNS, Value, packed
 
 APPLICATION_ID: Final = 0x78343032  # "x402"
 
@@ -157,9 +158,7 @@ BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
 """
 
 _JOURNAL: Final = """
-DROP TRIGGER entries_are_never_changed;
-DROP TRIGGER entries_are_never_removed;
-ALTER TABLE entries RENAME TO kept;
+ALTER TABLE entries RENAME TO x402guard_entries_of_version_7;
 CREATE TABLE entries (
     node_id TEXT NOT NULL REFERENCES nodes (id),
     seq INTEGER NOT NULL,
@@ -175,17 +174,16 @@ CREATE TABLE entries (
     hash ANY NOT NULL,
     PRIMARY KEY (node_id, seq)
 ) STRICT, WITHOUT ROWID;
-INSERT INTO entries
-    SELECT node_id, seq, at_ms, event, packed(hold_id), captured, held, granted_in, granted_out, data,
-        packed(previous), packed(hash)
-    FROM kept ORDER BY node_id, seq;
-DROP TABLE kept;
-CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
-BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
-CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
-WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= OLD.seq)
-BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
 """
+_JOURNAL_IS_COPIED: Final = (
+    "DROP TABLE x402guard_entries_of_version_7",
+    """CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END""",
+    """CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= OLD.seq)
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END""",
+)
+"""What follows once the entries are copied, with hashes as bytes."""
 
 MOVED: Final = 1_000_000
 """The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
@@ -206,30 +204,41 @@ MIGRATIONS: Final[tuple[str, ...]] = (
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Take a ledger from *version* to the newest one, step by step; each step is made whole or not at all.
 
-    What an owner has added keeps the names of tables that a step replaces. What is wrong in rows is left to the audit.
+    Triggers, views and indexes that an owner has added stay. What is wrong in rows is left to the audit.
     """
-    stopped: list[BaseException] = []
-
-    def as_bytes(value: str | None) -> str | bytearray | None:
-        try:
-            return None if value is None else packed(value)
-        except BaseException as error:  # Ctrl-C, of which SQLite would make an error of its own
-            stopped.append(error)
-            raise
-
-    connection.create_function("packed", 1, as_bytes, deterministic=True)
     for setting in ("foreign_keys = OFF", "legacy_alter_table = ON"):
         connection.execute(f"PRAGMA {setting}")
     try:
         for number in range(version, len(MIGRATIONS)):
-            settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
-            connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
-    except sqlite3.OperationalError:
-        if stopped:
-            raise stopped[0] from None
-        raise
+            added = connection.execute(_ADDED).fetchall()
+            connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]}")
+            if MIGRATIONS[number] is _JOURNAL:
+                connection.executemany(_COPY, _packed_entries(connection))
+                for [statement] in (*zip(_JOURNAL_IS_COPIED), *added):
+                    connection.execute(statement)
+            for statement in (
+                f"PRAGMA user_version = {number + 1}",
+                f"PRAGMA application_id = {APPLICATION_ID}",
+                "COMMIT",
+            ):
+                connection.execute(statement)
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         for setting in ("legacy_alter_table = OFF", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {setting}")
+
+
+_ADDED: Final = (
+    "SELECT sql FROM sqlite_master WHERE tbl_name = 'entries' AND type IN ('trigger', 'index') AND sql IS NOT NULL "
+    "AND name NOT IN ('entries_are_never_changed', 'entries_are_never_removed')"
+)
+_COPY: Final = f"INSERT INTO entries VALUES ({', '.join('?' * len(ENTRY_COLUMNS))})"
+_READ: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM x402guard_entries_of_version_7 ORDER BY node_id, seq"
+_PACKED: Final = tuple(name in ("hold_id", "previous", "hash") for name in ENTRY_COLUMNS)
+
+
+def _packed_entries(connection: sqlite3.Connection) -> Iterator[list[Value | bytearray]]:
+    """Yield the entries as they are stored from version 8 on. No function of SQL: SQLite takes Ctrl-C in one for an error."""
+    for row in connection.execute(_READ):
+        yield [packed(value) if short and value else value for value, short in zip(row, _PACKED, strict=True)]

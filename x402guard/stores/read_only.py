@@ -17,7 +17,7 @@ from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import foreign, older, unavailable, unsound
 from x402guard.stores.file_lock import noted_generation
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
-from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_moved
+from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
@@ -57,6 +57,7 @@ class ReadOnlyStore(SqliteStore):
             try:
                 with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
                     if self._is_known:
+                        refuse_another_version(connection, self._path)
                         self._refuse_older(connection, noted.n)
                     yield connection
             except sqlite3.Error:

@@ -309,7 +309,7 @@ class SqliteStore(GroupCommit, SqlReads):
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
         refuse_moved(self._writer, version, self._path)
-        refuse_changed(version, self._path)
+        refuse_another_version(self._writer, self._path)
 
     def _roll_back(self) -> None:
         self._rows.forget()
@@ -335,9 +335,7 @@ class SqliteStore(GroupCommit, SqlReads):
             unavailable("cannot read the ledger", self._path),
             closing(sqlite3.connect(uri, timeout=self._busy_s, uri=True)) as connection,
         ):
-            [version] = connection.execute("PRAGMA user_version").fetchone()
-            if version != MOVED:  # what was moved can still be reported from here
-                refuse_changed(version, self._path)
+            refuse_another_version(connection, self._path)
             yield connection
 
     @contextmanager
@@ -383,12 +381,19 @@ def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> No
         raise moved(path, moved_to(connection))
 
 
-def refuse_changed(version: int, path: Path) -> None:
-    """Raise ``LedgerUnavailable`` for a ledger that was brought to another version while it was open."""
-    if version != len(MIGRATIONS):
-        raise LedgerUnavailable(
-            f"{path} was changed by a newer x402guard (ledger version {version}); update this installation"
-        )
+def refuse_another_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise ``LedgerUnavailable`` for a ledger that has another version than when it was opened.
+
+    What was moved can still be looked at here.
+    """
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if version in (len(MIGRATIONS), MOVED):
+        return
+    if version < len(MIGRATIONS):
+        raise LedgerUnavailable(f"{path} has become one of ledger version {version}; open the ledger again")
+    raise LedgerUnavailable(
+        f"{path} was changed by a newer x402guard (ledger version {version}); update this installation"
+    )
 
 
 def moved_to(connection: sqlite3.Connection) -> str:

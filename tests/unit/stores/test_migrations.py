@@ -1,6 +1,10 @@
 """A ledger of an earlier version is taken over whole; one that a newer library has opened is written by no older one."""
 
+import shutil
+import signal
 import sqlite3
+from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -9,6 +13,7 @@ from x402guard import LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.stores import migrations, open_store
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
+from x402guard.stores.read_only import ReadOnlyStore
 from x402guard.stores.rows import ENTRY_COLUMNS, entry_record, packed, to_entry, unpacked
 from x402guard.stores.sql_reads import ENTRIES
 
@@ -97,6 +102,9 @@ def test_a_journal_with_hashes_as_text_is_taken_over_to_the_last_letter(books, t
 OWN = {
     "view": "CREATE VIEW mine AS SELECT count(*) AS n FROM entries",
     "trigger": "CREATE TRIGGER mine AFTER INSERT ON holds BEGIN SELECT count(*) FROM entries; END",
+    "trigger on it": "CREATE TRIGGER mine AFTER INSERT ON entries BEGIN UPDATE fed SET n = n + 1; END",
+    "index on it": "CREATE INDEX mine ON entries (event)",
+    "table": "CREATE TABLE mine (n INTEGER)",
 }
 
 
@@ -105,6 +113,8 @@ def test_what_an_owner_has_added_goes_on(books, tmp_path, kind):
     path, _ = books
     as_before(path, old := tmp_path / "old.db")
     with sqlite3.connect(old) as raw:
+        raw.execute("CREATE TABLE fed (n INTEGER)")
+        raw.execute("INSERT INTO fed VALUES (0)")
         raw.execute(OWN[kind])
     raw.close()
     with make_guard(f"sqlite:///{old}") as guard, guard.session("t", budget="$1.00") as again:
@@ -113,6 +123,9 @@ def test_what_an_owner_has_added_goes_on(books, tmp_path, kind):
         [[sql]] = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'mine'")
         assert sql == OWN[kind]
         assert kind != "view" or raw.execute("SELECT n FROM mine").fetchone()[0] > 8
+        assert (kind == "trigger on it") == (
+            0 < raw.execute("SELECT n FROM fed").fetchone()[0] < 12
+        )  # of new ones alone
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     raw.close()
 
@@ -129,27 +142,33 @@ def test_an_entry_of_no_budget_is_named_whatever_version_the_ledger_has(books, t
             open_store(f"sqlite:///{old}")
 
 
-def test_ctrl_c_while_a_ledger_is_taken_over_is_ctrl_c_and_leaves_it_whole(books, tmp_path, monkeypatch):
-    path, _ = books
+def test_ctrl_c_while_a_ledger_is_taken_over_is_ctrl_c_and_leaves_it_whole(books, tmp_path):
+    """A real signal, at many moments: wherever it comes, it is no error of the ledger."""
+    path, session = books
+    for number in range(300):
+        session.charge("serp", "$0.000001", arguments={"n": number})
     as_before(path, old := tmp_path / "old.db")
-    before, calls = old.read_bytes(), []
+    entries, ends = all_entries(old), Counter()
 
-    def stopped(value):
-        calls.append(value)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return packed(value)
+    def interrupt(*_):
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(migrations, "packed", stopped)
-        open_store(f"sqlite:///{old}")
-    with sqlite3.connect(old) as raw:
-        assert raw.execute("PRAGMA user_version").fetchone() == (TEXTS,)
-    raw.close()
-    assert old.read_bytes()[100:] == before[100:]
-    store = open_store(f"sqlite:///{old}")
-    assert store.audit() == []
-    store.close()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(40):
+            shutil.copy(old, copy := tmp_path / f"{number}.db")
+            raw = sqlite3.connect(copy, isolation_level=None)
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.0004 * (number + 1))
+                migrations.migrate(raw, TEXTS)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            ends[raw.execute("PRAGMA user_version").fetchone()[0]] += 1
+            raw.close()
+            assert all_entries(copy) == entries
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ends[TEXTS] >= 3, ends  # or it came too late each time
 
 
 def test_a_step_that_fails_is_undone_and_the_connection_is_as_before(books, tmp_path, monkeypatch):
@@ -180,11 +199,13 @@ def test_a_number_in_place_of_a_hash_is_a_ledger_that_cannot_be_read(books, colu
 
 def test_a_process_of_before_does_not_take_a_newer_ledger_for_a_changed_one(books):
     path, session = books
+    reader = ReadOnlyStore(path)
     with sqlite3.connect(path) as newer:
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     newer.close()
-    with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard"):
-        session.report()
+    for look in (session.report, reader.audit, lambda: reader.nodes()):
+        with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard"):
+            look()
     with sqlite3.connect(path) as newer:
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
     newer.close()
