@@ -185,6 +185,9 @@ BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END""",
 )
 """What follows once the entries are copied, with hashes as bytes."""
 
+COUNTED_FROM: Final = 4
+"""The first version that counts its durable commits, in table ``generation``."""
+
 MOVED: Final = 1_000_000
 """The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
 

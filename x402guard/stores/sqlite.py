@@ -39,7 +39,7 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS, MOVED, migrate
+from x402guard.stores.migrations import APPLICATION_ID, COUNTED_FROM, MIGRATIONS, MOVED, migrate
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.views import StoreClock
@@ -190,9 +190,14 @@ class SqliteStore(GroupCommit, SqlReads):
             raise LedgerUnavailable(
                 f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
             )
+        if version >= COUNTED_FROM:
+            self._refuse_backup()  # before it is changed: it may be a backup that was put back by mistake
         if version < len(MIGRATIONS):
             migrate(self._writer, version)
         self._turn.note_used()
+        self._refuse_backup()
+
+    def _refuse_backup(self) -> None:
         behind = self._turn.generation().n - self._generation().n
         if behind > 0 and not self._accepts_older:
             raise older(self._path, behind)
@@ -308,8 +313,9 @@ class SqliteStore(GroupCommit, SqlReads):
 
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
-        refuse_moved(self._writer, version, self._path)
-        refuse_another_version(self._writer, self._path)
+        if version != len(MIGRATIONS):
+            refuse_moved(self._writer, version, self._path)
+            refuse_another_version(self._writer, self._path)
 
     def _roll_back(self) -> None:
         self._rows.forget()

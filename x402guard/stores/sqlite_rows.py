@@ -80,8 +80,8 @@ class SqliteRows:
     """The rows that changes read and write (see ``Rows``), over the connection that has the turn to write.
 
     Nodes and marks that were read or written by this connection, and live holds that it has written, are known until
-    another connection has written: SQLite's ``data_version`` says so. What the changes of one transaction write is kept until ``flush``, so that each
-    sees what those before it have changed, and all together take a few statements.
+    another connection has written: SQLite's ``data_version`` says so. What the changes of one transaction write is kept
+    until ``flush``, so that each sees what those before it have changed, and all together take a few statements.
     """
 
     def __init__(self, writer: sqlite3.Connection) -> None:

@@ -185,6 +185,19 @@ def test_a_step_that_fails_is_undone_and_the_connection_is_as_before(books, tmp_
     raw.close()
 
 
+def test_an_older_ledger_is_refused_before_it_is_taken_over(books, tmp_path):
+    """A backup that was put back by mistake stays what it was."""
+    path, session = books
+    as_before(path, backup := tmp_path / "old.db")
+    before = backup.read_bytes()
+    session.charge("serp", "$0.01")
+    for name in ("lock", "queue"):
+        shutil.copy(f"{path}-{name}", f"{backup}-{name}")
+    with pytest.raises(LedgerUnavailable, match="is older than the one that was here: 1 durable commits"):
+        open_store(f"sqlite:///{backup}")
+    assert backup.read_bytes()[100:] == before[100:]
+
+
 @pytest.mark.parametrize("column", ["hold_id", "previous", "hash"])
 @pytest.mark.parametrize("value", [7, 1.5])
 def test_a_number_in_place_of_a_hash_is_a_ledger_that_cannot_be_read(books, column, value):
