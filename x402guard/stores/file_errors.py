@@ -95,6 +95,14 @@ def older(path: Path, commits: int) -> LedgerUnavailable:
     return error
 
 
+def newer(path: Path, done: str, version: int) -> LedgerUnavailable:
+    """Return the error for a ledger of a later version than this library's: it was *done* (written, changed) by another."""
+    return LedgerUnavailable(
+        f"{path} was {done} by a newer x402guard (ledger version {version}); update this installation",
+        advice="Nothing was paid. Update x402guard here, then start this process again.",
+    )
+
+
 def refuse_unless_kept(path: Path) -> None:
     """Raise ``LedgerUnavailable`` for a deleted ledger. Creating a new one would let a deletion restore the budget."""
     if Path(f"{path}-lock").exists() and not path.exists():

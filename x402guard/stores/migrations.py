@@ -201,7 +201,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     _ARCHIVED,
     _JOURNAL,
 )
-"""Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""
+"""Migration N takes a ledger from version N to N + 1, by ``migrate``. The version is SQLite's ``user_version``."""
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
@@ -213,18 +213,16 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"PRAGMA {setting}")
     try:
         for number in range(version, len(MIGRATIONS)):
-            added = connection.execute(_ADDED).fetchall()
-            connection.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]}")
-            if MIGRATIONS[number] is _JOURNAL:
+            step = MIGRATIONS[number]
+            added = connection.execute(_ADDED).fetchall() if step is _JOURNAL else []
+            connection.executescript(f"BEGIN IMMEDIATE; {step}")
+            if step is _JOURNAL:
                 connection.executemany(_COPY, _packed_entries(connection))
                 for [statement] in (*zip(_JOURNAL_IS_COPIED), *added):
                     connection.execute(statement)
-            for statement in (
-                f"PRAGMA user_version = {number + 1}",
-                f"PRAGMA application_id = {APPLICATION_ID}",
-                "COMMIT",
-            ):
-                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -94,7 +94,8 @@ class ReadOnlyStore(SqliteStore):
                 "installations are refused from then on"
             )
             raise LedgerUnavailable(
-                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; {fix}"
+                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; {fix}",
+                advice="Nothing was paid. Update x402guard, or run `x402guard verify` once, then repeat the call.",
             )
 
     @override

@@ -30,6 +30,7 @@ from x402guard.stores.file_errors import (
     foreign,
     gone,
     moved,
+    newer,
     older,
     refuse_second_path,
     refuse_unless_kept,
@@ -187,17 +188,15 @@ class SqliteStore(GroupCommit, SqlReads):
         if self._turn.moved_to:
             raise moved(self._path, self._turn.moved_to)  # an older copy was put back
         if version > len(MIGRATIONS):
-            raise LedgerUnavailable(
-                f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
-            )
+            raise newer(self._path, "written", version)
         if version >= COUNTED_FROM:
-            self._refuse_backup()  # before it is changed: it may be a backup that was put back by mistake
+            self._refuse_if_older()  # before it is changed: it may be a backup that was put back by mistake
         if version < len(MIGRATIONS):
             migrate(self._writer, version)
         self._turn.note_used()
-        self._refuse_backup()
+        self._refuse_if_older()
 
-    def _refuse_backup(self) -> None:
+    def _refuse_if_older(self) -> None:
         behind = self._turn.generation().n - self._generation().n
         if behind > 0 and not self._accepts_older:
             raise older(self._path, behind)
@@ -396,10 +395,8 @@ def refuse_another_version(connection: sqlite3.Connection, path: Path) -> None:
     if version in (len(MIGRATIONS), MOVED):
         return
     if version < len(MIGRATIONS):
-        raise LedgerUnavailable(f"{path} has become one of ledger version {version}; open the ledger again")
-    raise LedgerUnavailable(
-        f"{path} was changed by a newer x402guard (ledger version {version}); update this installation"
-    )
+        raise LedgerUnavailable(f"{path} has ledger version {version} now, an earlier one; open the ledger again")
+    raise newer(path, "changed", version)
 
 
 def moved_to(connection: sqlite3.Connection) -> str:

@@ -217,8 +217,9 @@ def test_a_process_of_before_does_not_take_a_newer_ledger_for_a_changed_one(book
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     newer.close()
     for look in (session.report, reader.audit, lambda: reader.nodes()):
-        with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard"):
+        with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard") as refused:
             look()
+        assert "Update x402guard here" in refused.value.advice
     with sqlite3.connect(path) as newer:
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
     newer.close()
