@@ -1,7 +1,8 @@
 """Shares the turn to write fairly among processes, with two lock files beside the database.
 
-SQLite's own busy handler sleeps up to 100 ms and lets one process block the others for seconds. Here a waiter polls
-more often the longer it waits, and a process that had the turn pauses before it takes it again if others wait.
+SQLite's own busy handler sleeps up to 100 ms and lets one process block the others for seconds. Here one waiter, the
+first in the queue, polls all the time, the others more often the longer they wait; and a process that had the turn
+pauses before it takes it again if others wait. A lock that blocks would need no polling, but it has no time limit.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-SHORTEST_PAUSE_S: Final = 0.0001
-LONGEST_PAUSE_S: Final = 0.001
+SHORTEST_PAUSE_S: Final = 0.0002
+LONGEST_PAUSE_S: Final = 0.003
 PATIENCE_S: Final = 0.05
-"""After this many seconds a waiter polls as often as it can."""
+"""After this many seconds every waiter polls as often as it can."""
+OWED_PAUSE_S: Final = 0.0003
+"""How long a process that gave its turn to others pauses before it asks for the next one."""
 
 _NAMES: Final = ("lock", "queue")
 _RECORD: Final = re.compile(rb"x402guard ([0-9]{20}) ([0-9]{20})\n")
@@ -81,19 +84,20 @@ class FileTurn:
         """
         if self._owes:
             self._owes = False
-            time.sleep(LONGEST_PAUSE_S)
+            time.sleep(OWED_PAUSE_S)
         if locks(self._turn):
             return True
         began = time.monotonic()
-        is_queued = False
+        is_first = False
         try:
             while not locks(self._turn):
-                # A process giving the turn back holds the queue briefly and may be stopped then: never block on it.
-                is_queued = is_queued or locks(self._queue, fcntl.LOCK_SH)
+                # The one that has the queue may be stopped: never block on it.
+                is_first = is_first or locks(self._queue)
                 waited_s = time.monotonic() - began
                 if waited_s > most_s:
                     return False
-                time.sleep(max(SHORTEST_PAUSE_S, LONGEST_PAUSE_S * (1 - waited_s / PATIENCE_S)))
+                longest_s = SHORTEST_PAUSE_S if is_first else LONGEST_PAUSE_S
+                time.sleep(max(SHORTEST_PAUSE_S, longest_s * (1 - waited_s / PATIENCE_S)))
         finally:
             fcntl.flock(self._queue, fcntl.LOCK_UN)
         return True
@@ -150,10 +154,10 @@ class FileTurn:
             os.close(queue)
 
 
-def locks(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+def locks(descriptor: int) -> bool:
     """Lock an open file at once. Returns False if another one has it locked."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
