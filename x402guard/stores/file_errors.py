@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,10 +98,38 @@ def older(path: Path, commits: int) -> LedgerUnavailable:
 
 def newer(path: Path, done: str, version: int) -> LedgerUnavailable:
     """Return the error for a ledger of a later version than this library's: it was *done* (written, changed) by another."""
-    return LedgerUnavailable(
+    error = LedgerUnavailable(
         f"{path} was {done} by a newer x402guard (ledger version {version}); update this installation",
         advice="Nothing was paid. Update x402guard here, then start this process again.",
     )
+    error.retry = "after_change"
+    return error
+
+
+def put_back(path: Path, version: int) -> LedgerUnavailable:
+    """Return the error for a ledger of an earlier *version* that was put in place of an open one."""
+    error = LedgerUnavailable(
+        f"{path} has ledger version {version} now, an earlier one than when it was opened",
+        advice="Nothing was paid. Put the newer file back, with its -wal file, then start this process again.",
+    )
+    error.retry = "after_change"
+    return error
+
+
+def of_another_version(path: Path, version: int, known: int) -> LedgerUnavailable:
+    """Return the error for a ledger of another *version* than the one *known*, where it is not brought to that one."""
+    if version > known:
+        return newer(path, "written", version)
+    error = LedgerUnavailable(
+        f"{path} has ledger version {version}, and this installation reads version {known}; opening it once with the right "
+        "to write brings it there, and older installations are refused from then on",
+        advice=(
+            f"Nothing was paid. End the processes of older installations, run `x402guard verify --ledger {shlex.quote(str(path))}`, "
+            "then repeat the call."
+        ),
+    )
+    error.retry = "after_change"
+    return error
 
 
 def refuse_unless_kept(path: Path) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.stores.rows import ENTRY_COLUMNS, Value, packed
 
 APPLICATION_ID: Final = 0x78343032  # "x402"
@@ -207,14 +208,17 @@ MIGRATIONS: Final[tuple[str, ...]] = (
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Take a ledger from *version* to the newest one, step by step; each step is made whole or not at all.
 
-    Triggers, views and indexes that an owner has added stay. What is wrong in rows is left to the audit.
+    Triggers, views and indexes that an owner has added stay. What is wrong in rows is left to the audit. Raises
+    ``LedgerUnavailable`` for a column that an owner has added to the journal.
     """
-    for setting in ("foreign_keys = OFF", "legacy_alter_table = ON"):
+    wipes = connection.execute("PRAGMA secure_delete").fetchone()[0]
+    # What is copied is not written over with zeros first: that would double the journal file.
+    for setting in ("foreign_keys = OFF", "legacy_alter_table = ON", "secure_delete = OFF"):
         connection.execute(f"PRAGMA {setting}")
     try:
         for number in range(version, len(MIGRATIONS)):
             step = MIGRATIONS[number]
-            added = connection.execute(_ADDED).fetchall() if step is _JOURNAL else []
+            added = _added(connection) if step is _JOURNAL else []
             connection.executescript(f"BEGIN IMMEDIATE; {step}")
             if step is _JOURNAL:
                 connection.executemany(_COPY, _packed_entries(connection))
@@ -226,20 +230,52 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        for setting in ("legacy_alter_table = OFF", "foreign_keys = ON"):
+        connection.text_factory = str
+        for setting in (f"secure_delete = {wipes}", "legacy_alter_table = OFF", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {setting}")
 
 
 _ADDED: Final = (
-    "SELECT sql FROM sqlite_master WHERE tbl_name = 'entries' AND type IN ('trigger', 'index') AND sql IS NOT NULL "
-    "AND name NOT IN ('entries_are_never_changed', 'entries_are_never_removed')"
+    "SELECT sql FROM sqlite_master WHERE lower(tbl_name) = 'entries' AND type IN ('trigger', 'index') AND sql IS NOT NULL "
+    "AND lower(name) NOT IN ('entries_are_never_changed', 'entries_are_never_removed')"
 )
-_COPY: Final = f"INSERT INTO entries VALUES ({', '.join('?' * len(ENTRY_COLUMNS))})"
+_TEXTS: Final = ("node_id", "event", "data")
+_COPY: Final = (
+    f"INSERT INTO entries VALUES ({', '.join('CAST(? AS TEXT)' if name in _TEXTS else '?' for name in ENTRY_COLUMNS)})"
+)
 _READ: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM x402guard_entries_of_version_7 ORDER BY node_id, seq"
 _PACKED: Final = tuple(name in ("hold_id", "previous", "hash") for name in ENTRY_COLUMNS)
 
 
-def _packed_entries(connection: sqlite3.Connection) -> Iterator[list[Value | bytearray]]:
-    """Yield the entries as they are stored from version 8 on. No function of SQL: SQLite takes Ctrl-C in one for an error."""
+def _added(connection: sqlite3.Connection) -> list[tuple[str]]:
+    """Return the statements of what an owner has added to the journal."""
+    names = [str(row[1]) for row in connection.execute("PRAGMA table_xinfo(entries)")]
+    for name in names:
+        if name not in ENTRY_COLUMNS:
+            error = LedgerUnavailable(
+                f"the table entries has a column {name!r} that x402guard has not made, and its next version would lose it",
+                advice=(
+                    f"Nothing was paid. Copy what the column has, run ALTER TABLE entries DROP COLUMN {name!r} in sqlite3, "
+                    "and repeat the call."
+                ),
+            )
+            error.retry = "after_change"
+            raise error
+    return connection.execute(_ADDED).fetchall()
+
+
+def _packed_entries(connection: sqlite3.Connection) -> Iterator[list[Value | bytes | bytearray]]:
+    """Yield the entries as they are stored from version 8 on. No function of SQL: SQLite takes Ctrl-C in one for an error.
+
+    Texts are read as bytes, because one that is not UTF-8 is for the audit to name.
+    """
+    connection.text_factory = bytes
     for row in connection.execute(_READ):
-        yield [packed(value) if short and value else value for value, short in zip(row, _PACKED, strict=True)]
+        yield [_packed(value) if short and value else value for value, short in zip(row, _PACKED, strict=True)]
+
+
+def _packed(value: bytes) -> str | bytes | bytearray:
+    try:
+        return packed(value.decode())
+    except UnicodeDecodeError:
+        return value

@@ -15,7 +15,7 @@ from x402guard.ledger.model import WALLET
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
-from x402guard.stores.file_errors import foreign, gone, moved, older, unavailable, unsound
+from x402guard.stores.file_errors import foreign, gone, moved, of_another_version, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS, MOVED
 from x402guard.stores.postgres import PostgresStore
@@ -117,9 +117,7 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
             raise moved(path, moved_to(source))
         return True
     if version != len(MIGRATIONS):
-        raise LedgerUnavailable(
-            f"{path} has ledger version {version}; open it once with this installation, as x402guard verify does"
-        )
+        raise of_another_version(path, version, len(MIGRATIONS))
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
         raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")
     problems = audit(source.execute, archives=False)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit_since
-from x402guard.stores.file_errors import foreign, older, unavailable, unsound
+from x402guard.stores.file_errors import foreign, of_another_version, older, unavailable, unsound
 from x402guard.stores.file_lock import noted_generation
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
@@ -87,16 +87,7 @@ class ReadOnlyStore(SqliteStore):
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
         if version != len(MIGRATIONS):
-            fix = (
-                "update this installation"
-                if version > len(MIGRATIONS)
-                else "open it once with the right to write, as x402guard verify does: that brings it to this version, and older "
-                "installations are refused from then on"
-            )
-            raise LedgerUnavailable(
-                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; {fix}",
-                advice="Nothing was paid. Update x402guard, or run `x402guard verify` once, then repeat the call.",
-            )
+            raise of_another_version(self._path, version, len(MIGRATIONS))
 
     @override
     def transact(self, scope: Scope, change: Change[R]) -> R:

@@ -32,6 +32,7 @@ from x402guard.stores.file_errors import (
     moved,
     newer,
     older,
+    put_back,
     refuse_second_path,
     refuse_unless_kept,
     refuse_unless_writable,
@@ -189,15 +190,15 @@ class SqliteStore(GroupCommit, SqlReads):
             raise moved(self._path, self._turn.moved_to)  # an older copy was put back
         if version > len(MIGRATIONS):
             raise newer(self._path, "written", version)
-        if version >= COUNTED_FROM:
-            self._refuse_if_older()  # before it is changed: it may be a backup that was put back by mistake
+        self._refuse_if_older(version)  # before it is changed: it may be a backup that was put back by mistake
         if version < len(MIGRATIONS):
             migrate(self._writer, version)
         self._turn.note_used()
-        self._refuse_if_older()
+        self._refuse_if_older(len(MIGRATIONS))
 
-    def _refuse_if_older(self) -> None:
-        behind = self._turn.generation().n - self._generation().n
+    def _refuse_if_older(self, version: int) -> None:
+        here = self._generation().n if version >= COUNTED_FROM else 0
+        behind = self._turn.generation().n - here
         if behind > 0 and not self._accepts_older:
             raise older(self._path, behind)
 
@@ -328,6 +329,7 @@ class SqliteStore(GroupCommit, SqlReads):
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
+            refuse_another_version(self._reader, self._path)
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
 
     @contextmanager
@@ -395,7 +397,7 @@ def refuse_another_version(connection: sqlite3.Connection, path: Path) -> None:
     if version in (len(MIGRATIONS), MOVED):
         return
     if version < len(MIGRATIONS):
-        raise LedgerUnavailable(f"{path} has ledger version {version} now, an earlier one; open the ledger again")
+        raise put_back(path, version)
     raise newer(path, "changed", version)
 
 

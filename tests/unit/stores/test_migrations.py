@@ -1,8 +1,12 @@
 """A ledger of an earlier version is taken over whole; one that a newer library has opened is written by no older one."""
 
+import re
+import shlex
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from contextlib import suppress
 
@@ -103,6 +107,7 @@ OWN = {
     "view": "CREATE VIEW mine AS SELECT count(*) AS n FROM entries",
     "trigger": "CREATE TRIGGER mine AFTER INSERT ON holds BEGIN SELECT count(*) FROM entries; END",
     "trigger on it": "CREATE TRIGGER mine AFTER INSERT ON entries BEGIN UPDATE fed SET n = n + 1; END",
+    "trigger on it, otherwise spelled": "CREATE TRIGGER mine AFTER INSERT ON [Entries] BEGIN UPDATE fed SET n = n + 1; END",
     "index on it": "CREATE INDEX mine ON entries (event)",
     "table": "CREATE TABLE mine (n INTEGER)",
 }
@@ -123,11 +128,48 @@ def test_what_an_owner_has_added_goes_on(books, tmp_path, kind):
         [[sql]] = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'mine'")
         assert sql == OWN[kind]
         assert kind != "view" or raw.execute("SELECT n FROM mine").fetchone()[0] > 8
-        assert (kind == "trigger on it") == (
-            0 < raw.execute("SELECT n FROM fed").fetchone()[0] < 12
-        )  # of new ones alone
+        fed = raw.execute("SELECT n FROM fed").fetchone()[0]
+        assert 0 < fed < 12 if kind.startswith("trigger on it") else fed == 0  # of new ones alone
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     raw.close()
+
+
+@pytest.mark.parametrize("kind", ["note TEXT", "payee TEXT AS (json_extract(data, '$.payee'))"])
+def test_a_column_that_an_owner_has_added_to_the_journal_is_named_and_not_lost(books, tmp_path, kind):
+    path, _ = books
+    as_before(path, old := tmp_path / "old.db")
+    with sqlite3.connect(old) as raw:
+        raw.execute(f"ALTER TABLE entries ADD COLUMN {kind}")
+    with pytest.raises(
+        LedgerUnavailable, match=r"entries has a column '(note|payee)' that x402guard has not"
+    ) as caught:
+        open_store(f"sqlite:///{old}")
+    assert caught.value.retry == "after_change"
+    assert raw.execute("PRAGMA user_version").fetchone() == (TEXTS,)
+    raw.execute(re.search("ALTER TABLE [^;]*? in sqlite3", str(caught.value.advice))[0].removesuffix(" in sqlite3"))
+    raw.close()
+    open_store(f"sqlite:///{old}").close()
+
+
+def test_an_entry_that_is_not_utf8_is_taken_over_as_it_is_and_named_by_the_audit(books, tmp_path):
+    path, session = books
+    as_before(path, old := tmp_path / "old.db")
+    raw = sqlite3.connect(old, isolation_level=None)
+    for [name] in raw.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'entries'"
+    ).fetchall():
+        raw.execute(f"DROP TRIGGER {name}")
+    for column, n in (("data", 1), ("hash", 2)):
+        raw.execute(
+            f"UPDATE entries SET {column} = CAST(x'ff7b7d' AS TEXT) WHERE node_id = ? AND seq = {n}", (session.id,)
+        )
+    migrations.migrate(raw, TEXTS)
+    raw.text_factory = bytes
+    [found] = raw.execute("SELECT data, typeof(data) FROM entries WHERE node_id = ? AND seq = 1", (session.id,))
+    assert found == (b"\xff{}", b"text")
+    raw.close()
+    with pytest.raises(LedgerUnavailable, match=r"cannot read|UTF-8|inconsistent"):
+        open_store(f"sqlite:///{old}")
 
 
 def test_an_entry_of_no_budget_is_named_whatever_version_the_ledger_has(books, tmp_path):
@@ -198,6 +240,46 @@ def test_an_older_ledger_is_refused_before_it_is_taken_over(books, tmp_path):
     assert backup.read_bytes()[100:] == before[100:]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_backup_from_before_commits_were_counted_is_refused_before_it_is_changed(books, tmp_path, version):
+    path, _ = books
+    for name in ("lock", "queue"):
+        shutil.copy(f"{path}-{name}", tmp_path / f"old.db-{name}")
+    with sqlite3.connect(tmp_path / "old.db") as raw:
+        for step in MIGRATIONS[:version]:
+            raw.executescript(step)
+        raw.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+        raw.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(LedgerUnavailable, match="is older than the one that was here"):
+        open_store(f"sqlite:///{tmp_path / 'old.db'}")
+    assert raw.execute("PRAGMA user_version").fetchone() == (version,)
+    raw.close()
+
+
+def test_who_may_only_look_at_an_earlier_ledger_is_told_how_it_is_brought_to_this_version(books, tmp_path):
+    path, _ = books
+    as_before(path, old := tmp_path / "my old.db")
+    with pytest.raises(LedgerUnavailable, match=f"has ledger version {TEXTS}, and this installation reads") as refused:
+        ReadOnlyStore(old)
+    assert refused.value.retry == "after_change"
+    words = shlex.split(re.search("`(.*)`", refused.value.advice)[1])
+    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True, timeout=60)
+    ReadOnlyStore(old).close()
+
+
+def test_an_earlier_ledger_in_place_of_an_open_one_is_named(books):
+    path, session = books
+    with sqlite3.connect(path) as raw:
+        raw.execute(f"PRAGMA user_version = {TEXTS}")
+    with pytest.raises(LedgerUnavailable, match=f"has ledger version {TEXTS} now, an earlier one"):
+        session.charge("serp", "$0.01")
+    with pytest.raises(LedgerUnavailable, match=f"has ledger version {TEXTS} now, an earlier one") as refused:
+        session.report()
+    assert "Put the newer file back" in refused.value.advice
+    raw.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    raw.close()
+
+
 @pytest.mark.parametrize("column", ["hold_id", "previous", "hash"])
 @pytest.mark.parametrize("value", [7, 1.5])
 def test_a_number_in_place_of_a_hash_is_a_ledger_that_cannot_be_read(books, column, value):
@@ -216,10 +298,14 @@ def test_a_process_of_before_does_not_take_a_newer_ledger_for_a_changed_one(book
     with sqlite3.connect(path) as newer:
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     newer.close()
-    for look in (session.report, reader.audit, lambda: reader.nodes()):
+    opened = session.shell.store
+    for look in (session.report, reader.audit, lambda: reader.nodes(), opened.nodes, lambda: opened.hold("h")):
         with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard") as refused:
             look()
         assert "Update x402guard here" in refused.value.advice
+        assert refused.value.retry == "after_change"
+    with pytest.raises(LedgerUnavailable, match="was written by a newer x402guard"):
+        ReadOnlyStore(path)
     with sqlite3.connect(path) as newer:
         newer.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
     newer.close()
