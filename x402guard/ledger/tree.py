@@ -74,16 +74,13 @@ def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
 
 def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
     """Return a node and all its descendants, out of *nodes* by id, in their order."""
-    inside: dict[str | None, bool] = {node_id: True, None: False}
-
-    def is_inside(node: Node) -> bool:
-        climbed: list[str] = []
-        current: Node | None = node
-        while current is not None and current.id not in inside and len(climbed) <= len(nodes):
-            climbed.append(current.id)
-            current = nodes.get(current.parent_id) if current.parent_id is not None else None
-        found = current is not None and inside.get(current.id, False)
-        inside.update(dict.fromkeys(climbed, found))
-        return found
-
-    return [node for node in nodes.values() if is_inside(node)]
+    children: dict[str | None, list[str]] = {}
+    for node in nodes.values():
+        children.setdefault(node.parent_id, []).append(node.id)
+    inside = {node_id} & nodes.keys()
+    waiting = list(inside)
+    for parent in waiting:
+        new = [child for child in children.get(parent, ()) if child not in inside]
+        inside.update(new)
+        waiting += new
+    return [node for node in nodes.values() if node.id in inside]

@@ -12,7 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
-from x402guard.ledger.tree import path, without_idle
+from x402guard.ledger.tree import below, path, without_idle
 from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.views import StoreClock, check_change, load_view
@@ -88,7 +88,8 @@ class MemoryStore:
         """See ``LedgerStore.entries``."""
         self._check_readable()
         with self._lock:
-            found = (entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values())
+            inside = below(self._rows.nodes, node_id)
+            found = (entry for node in inside for entry in self._entries.get(node.id, {}).values())
             return [entry for entry in found if grants or entry.event not in GRANTS]
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
@@ -97,18 +98,15 @@ class MemoryStore:
         with self._lock:
             return [entry for entry in self._entries.get(node_id, {}).values() if entry.seq > after]
 
-    def _below(self, node_id: str) -> list[str]:
-        below = [node_id]
-        for parent in below:
-            below.extend(node.id for node in self._rows.nodes.values() if node.parent_id == parent)
-        return below
-
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
         self._check_readable()
         with self._lock:
-            wanted = None if under is None else {*self._below(under), *(n.id for n in self._rows.get_nodes((under,)))}
-            found = [node for node in self._rows.nodes.values() if wanted is None or node.id in wanted]
+            found = list(self._rows.nodes.values())
+            if under is not None:
+                related = (*below(self._rows.nodes, under), *self._rows.get_nodes((under,)))
+                wanted = {node.id for node in related}
+                found = [node for node in found if node.id in wanted]
             find_busy = self._rows.find_busy
             return found if find_busy is None else without_idle(found, {node.id: node for node in find_busy()})
 

@@ -190,13 +190,21 @@ def unpacked(value: T | bytes) -> T | str:
     return value.hex() if isinstance(value, bytes) else value
 
 
+def _text(value: object) -> str:
+    if type(value) is str:
+        return value
+    raise TypeError("a hash or the id of its hold is neither text nor bytes")
+
+
 def to_entry(record: Sequence[Any]) -> Entry:
     """Return the entry of a record, packed or not, in the order of ``ENTRY_COLUMNS``."""
     try:
         node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own = record
-        hold_id, previous, own = unpacked(hold_id), unpacked(previous), unpacked(own)
-        if type(previous) is not str or type(own) is not str or not (hold_id is None or type(hold_id) is str):
-            raise TypeError("a hash or the id of its hold is neither text nor bytes")
+        # Written out for bytes: a report reads a million of them.
+        previous = previous.hex() if type(previous) is bytes else _text(previous)
+        own = own.hex() if type(own) is bytes else _text(own)
+        if hold_id is not None:
+            hold_id = hold_id.hex() if type(hold_id) is bytes else _text(hold_id)
         return Entry(node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own)
     except _WRONG as error:
         raise _unreadable("entry of node", record, error) from error

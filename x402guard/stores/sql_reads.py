@@ -82,10 +82,11 @@ class SqlReads(ABC):
 
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerReads.entries``."""
-        only = "" if grants else f"WHERE event NOT IN {GRANTS}"
-        sql = f"WITH RECURSIVE {BELOW} {ENTRIES} JOIN below ON entries.node_id = below.id {only} ORDER BY node_id, seq"
+        only = "" if grants else f"AND event NOT IN {GRANTS}"
+        inside = "node_id IN (SELECT id FROM below)"  # not a join: SQLite would read the whole journal for it
+        sql = f"WITH RECURSIVE {BELOW} {ENTRIES} WHERE {inside} {only} ORDER BY node_id, seq"
         here = self._read(to_entry, sql, (node_id,))
-        sql = f"WITH RECURSIVE {BELOW} {ARCHIVED} JOIN below ON archived.node_id = below.id"
+        sql = f"WITH RECURSIVE {BELOW} {ARCHIVED} WHERE {inside}"
         away = self._read(to_archived, sql, (node_id,))  # after the entries: what is moved meanwhile is then in both
         if not away:
             return here

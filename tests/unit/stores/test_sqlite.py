@@ -319,3 +319,17 @@ def test_a_change_that_fails_leaves_no_row_known_that_was_not_written(path):
         lambda view: (view.mark(key), view.hold("h"), view.node("s").held), nodes=("s",), holds=("h",), marks=(key,)
     ) == (None, None, 0)
     books.close()
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_the_journal_of_one_session_is_read_without_the_rest_of_it(tmp_path, grants):
+    """A report of a session of ten entries took 0.1 s beside a million others."""
+    store = open_store(f"sqlite:///{tmp_path / 'l.db'}")
+    asked = []
+    store._reader.set_trace_callback(asked.append)
+    store.entries("s", grants=grants)
+    store._reader.set_trace_callback(None)
+    plans = [row[3] for sql in asked for row in store._reader.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    store.close()
+    assert "SEARCH entries USING PRIMARY KEY (node_id=?)" in plans
+    assert not [plan for plan in plans if plan.startswith(("SCAN entries", "USE TEMP"))]
