@@ -57,16 +57,22 @@ class Balances:
 
 
 def verify_balances(
-    nodes: Iterable[Node], sums: Mapping[str, Balances], held: Mapping[str, int], *, keeps_idle: bool = False
+    nodes: Iterable[Node],
+    sums: Mapping[str, Balances],
+    held: Mapping[str, int],
+    *,
+    keeps_idle: bool = False,
+    drawn: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Return the differences between nodes, the sums of their journals, and the amounts held by their hold rows.
 
-    *held* maps node ids to the amounts held. *keeps_idle*: nodes keep idle budget in this store. Returns at most
+    *held* maps node ids to the amounts held. *keeps_idle*: nodes keep idle budget in this store. *drawn* maps node ids to
+    what budgets below them that are not among *nodes* have drawn, and those hold nothing. Returns at most
     ``MOST_PROBLEMS`` sentences.
     """
     by_id = {node.id: node for node in nodes}
     problems = [f"budget {stray!r}: it has journal entries but no row" for stray in sums.keys() - by_id.keys()]
-    live, granted = dict.fromkeys(by_id, 0), dict.fromkeys(by_id, 0)
+    live, granted = dict.fromkeys(by_id, 0), dict.fromkeys(by_id, 0) | dict(drawn or {})
     for node in by_id.values():
         total = sums.get(node.id, Balances())
         for name in ("captured", "held", "granted_in", "granted_out", "seq"):
@@ -83,8 +89,8 @@ def verify_balances(
             live[above.id] += node.held
         if node.parent_id in granted:
             granted[node.parent_id] += node.granted_in
-        drawn = node.granted_in - node.used
-        if node.parent_id is not None and drawn and not (drawn > 0 and keeps_idle and _may_keep(by_id, node)):
+        idle = node.granted_in - node.used
+        if node.parent_id is not None and idle and not (idle > 0 and keeps_idle and _may_keep(by_id, node)):
             problems.append(
                 f"budget {node.id!r}: it uses {node.used}, but it has drawn {node.granted_in} from its parent"
             )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from msgspec import ValidationError
+from msgspec import Struct, ValidationError
+from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.frozen import read_struct
-from x402guard.ledger.model import Entry, Node
+from x402guard.frozen import read_struct, readable
+from x402guard.ledger.model import Entry, Node, NodeState
+from x402guard.ledger.token_budget import tokens_node
+from x402guard.ledger.tree import path
 from x402guard.ledger.verify import MOST_PROBLEMS, UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
 from x402guard.ledger.view import MarkKey
 from x402guard.stores.archive_file import (
@@ -35,7 +40,21 @@ _HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
 _SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
 _EVERY_SUM: Final = f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"
+WORTH_NOTING: Final = 1_000
+"""Entries; fewer are read again sooner than a commit is made."""
 _IDS_AT_ONCE: Final = 500
+_LISTED: Final = "(SELECT value FROM json_each(?))"
+_SAID: Final = (
+    "SELECT group_concat(said, char(10)), max(at) FROM (SELECT rowid AS at, printf('%s %s %s %s %d %s %d %d %d %d %d', id, "
+    "parent_id, state, max_nanos, seq, head, captured, held, granted_in, granted_out, live) AS said FROM nodes "
+    f"WHERE rowid > ? AND rowid <= ? AND id NOT IN {_LISTED} ORDER BY rowid LIMIT 10000)"
+)
+_FEWEST_QUIET: Final = 500
+_MOST_NEWER: Final = 2_000
+"""With more budgets that are newer than what was noted, all are read once more, and noted."""
+
+QUIET_MARK: Final[MarkKey] = ("quiet", "")
+"""The key of the mark that keeps the quiet budgets."""
 
 
 def audit(query: Query, *, keeps_idle: bool = False, archives: bool = True) -> Sequence[str]:
@@ -85,22 +104,38 @@ def _entries_of(away: Sequence[Archived], rows: list[HoldRow], differing: list[s
     differing += [f"budget {node_id!r}: entry {seq} is in no archive" for node_id, seq in said]
 
 
-def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[str], Mapping[str, Checked], int]:
-    """Return the inconsistencies since the ledger was last checked, what changed journals say now, and the entries read.
+class Since(NamedTuple):
+    """What has come since a ledger was last checked.
+
+    Attributes:
+        problems: the inconsistencies, one sentence each.
+        journals: what each journal that has grown says now.
+        read: how many entries were read.
+        quiet: the budgets that need not be read again; None for none.
+        is_worth_noting: reading it again at the next opening would take longer than a commit.
+    """
+
+    problems: Sequence[str]
+    journals: Mapping[str, Checked]
+    read: int
+    quiet: Quiet | None = None
+    is_worth_noting: bool = False
+
+
+def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> Since:
+    """Return what has come since the ledger was last checked, and the inconsistencies in it.
 
     Reads at most *most* entries, and of more the sums. The marks are believed, as all is that no journal covers: they
     save a read, and ``audit`` does without them.
     """
-    nodes = [to_node(row) for row in query(NODES, ())]
-    marks = query("SELECT kind, key, value FROM marks WHERE kind = ?", (checked_mark("")[0],))
-    known = newest(map(to_archived, query(ARCHIVED, ())))
-    for node_id, said in _readable(map(to_mark, marks)):
-        if said.seq > known.get(node_id, UNREAD).seq:
-            known[node_id] = said
+    held = _held(query)
+    quiet, nodes = _unlike_noted(query, held)
+    known = _known(query, None if quiet is None else [node.id for node in nodes])
     grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
-    problems = verify_balances(nodes, _all_sums(query, grown, known), _held(query))
+    drawn = {} if quiet is None else quiet.others
+    problems = verify_balances(nodes, _all_sums(query, grown, known), held, drawn=drawn)
     if problems:
-        return problems, {}, 0
+        return Since(problems, {}, 0)
     read = list(islice(_later(query, grown, known), most))
     rows: list[HoldRow] | None = None
     if len(read) < most and not known:
@@ -111,7 +146,92 @@ def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[
         live = [HoldRow(*row) for row in query(f"{_HOLDS} WHERE state = 'held'", ())]
         rows = [*live, *_rows(query, sorted(began - {row.id for row in live}))]
     problems, journals = verify_journal(nodes, read, rows, known)
-    return problems, {node.id: journals[node.id] for node in grown if node.id in journals}, len(read)
+    if problems:
+        return Since(problems, {}, len(read))
+    said = {node.id: journals[node.id] for node in grown if node.id in journals}
+    is_new = quiet is None and len(read) < most
+    if is_new:
+        quiet = _now_quiet(query, nodes, held)
+    elif quiet is not None:  # each budget with a mark is among them or among the others
+        quiet = replace(quiet, others=dict.fromkeys(said, 0) | quiet.others)
+    return Since((), said, len(read), quiet, len(read) >= WORTH_NOTING or (is_new and quiet is not None))
+
+
+def _known(query: Query, node_ids: Sequence[str] | None) -> dict[str, Checked]:
+    """Return what was checked of these journals before; of all journals for None."""
+    only, values = ("", ()) if node_ids is None else (f"AND key IN {_LISTED}", (json.dumps(node_ids),))
+    marks = query(f"SELECT kind, key, value FROM marks WHERE kind = ? {only}", (checked_mark("")[0], *values))
+    only = "" if node_ids is None else f"WHERE node_id IN {_LISTED}"
+    known = newest(map(to_archived, query(f"{ARCHIVED} {only}", values)))
+    for node_id, said in _readable(map(to_mark, marks)):
+        if said.seq > known.get(node_id, UNREAD).seq:
+            known[node_id] = said
+    return known
+
+
+@readable
+class Quiet(Struct, frozen=True):
+    """The budgets that were checked to their end and seldom change: all up to a row, but for some.
+
+    Attributes:
+        last: the ``rowid`` of that row.
+        digest: SHA-256 in hex over what their rows say, each of which was found to agree with its journal.
+        others: id → what the quiet budgets right below it have drawn from it, in nano-dollars, for each of the others.
+    """
+
+    last: int
+    digest: str
+    others: dict[str, int]
+
+
+def _unlike_noted(query: Query, held: Mapping[str, int]) -> tuple[Quiet | None, list[Node]]:
+    """Return the quiet budgets that were noted, and all nodes but them; None and all nodes if one of them has changed."""
+    for quiet in _noted(query):
+        [(newer,)] = query("SELECT count(*) FROM nodes WHERE rowid > ?", (quiet.last,))
+        if newer <= _MOST_NEWER and _digest(query, quiet) == quiet.digest:
+            others = (quiet.last, json.dumps([*quiet.others]))
+            nodes = [to_node(row) for row in query(f"{NODES} WHERE rowid > ? OR id IN {_LISTED}", others)]
+            ids = {node.id for node in nodes}
+            if ids >= {node.parent_id for node in nodes} - {None} | quiet.others.keys() | held.keys():
+                return quiet, nodes
+    return None, [to_node(row) for row in query(NODES, ())]
+
+
+def _noted(query: Query) -> Iterator[Quiet]:
+    for row in query("SELECT kind, key, value FROM marks WHERE kind = ? AND key = ?", QUIET_MARK):
+        with suppress(ValidationError):
+            yield read_struct(to_mark(row)[1], Quiet)
+
+
+def _now_quiet(query: Query, nodes: Iterable[Node], held: Mapping[str, int]) -> Quiet | None:
+    """Return the quiet ones of all *nodes*, which were checked to their end; None if that saves nothing.
+
+    The others are those that are open or hold something, and all above them. The tokens of a session go with it.
+    """
+    by_id = {node.id: node for node in nodes}
+    others: dict[str, int] = {}
+    for node in by_id.values():
+        owner = by_id.get(node.id.removesuffix(tokens_node("")), node)
+        if node.id in held or node.live or owner.state is not NodeState.CLOSED:
+            others.update(dict.fromkeys((each.id for each in path(by_id, node.id)), 0))
+    if len(by_id) - len(others) < _FEWEST_QUIET:
+        return None
+    for node in by_id.values():
+        if node.id not in others and node.parent_id in others:
+            others[node.parent_id] += node.granted_in
+    [(last,)] = query("SELECT max(rowid) FROM nodes", ())
+    quiet = Quiet(last, "", others)
+    return replace(quiet, digest=_digest(query, quiet))
+
+
+def _digest(query: Query, quiet: Quiet) -> str:
+    """Return the digest over the rows of the quiet budgets, some thousand of them at a time."""
+    digest, others = hashlib.sha256(), json.dumps([*quiet.others])
+    after: int | None = 0
+    while after is not None:
+        [(some, after)] = query(_SAID, (after, quiet.last, others))
+        digest.update(f"{some}\n".encode())
+    return digest.hexdigest()
 
 
 def _held(query: Query) -> Mapping[str, int]:

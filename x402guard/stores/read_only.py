@@ -96,7 +96,7 @@ class ReadOnlyStore(SqliteStore):
     @override
     def _refuse_unless_sound(self) -> None:
         with self._connected() as connection, one_moment(connection) as query:
-            problems, _, _ = audit_since(query)
+            problems = audit_since(query).problems
         if problems:
             raise unsound(self._path, problems[0])
 

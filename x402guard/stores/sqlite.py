@@ -21,8 +21,9 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Hold
+from x402guard.ledger.verify import Checked
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.stores.audit import Query, audit, audit_since, checked_mark
+from x402guard.stores.audit import QUIET_MARK, Query, Quiet, audit, audit_since, checked_mark
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -49,7 +50,6 @@ from x402guard.stores.views import StoreClock
 R = TypeVar("R")
 
 _CREATING: Final = threading.Lock()
-_WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
 _MARKS_AT_ONCE: Final = 500
 _CLOSE_S: Final = 2.0  # seconds that a close waits for another process
 
@@ -121,18 +121,23 @@ class SqliteStore(GroupCommit, SqlReads):
         """Check what has come since the ledger was last checked, and note up to where it is checked now."""
         try:
             with unavailable("cannot read the ledger", self._path), one_moment(self._reader) as query:
-                problems, journals, read = audit_since(query)
-            if problems:
-                raise unsound(self._path, problems[0])
+                found = audit_since(query)
+            if found.problems:
+                raise unsound(self._path, found.problems[0])
         except LedgerUnavailable:
             self.close()
             raise
-        ids = tuple(journals) if read >= _WORTH_NOTING else ()
+        if not found.is_worth_noting:
+            return
+        notes: list[tuple[MarkKey, Checked | Quiet]] = [
+            (checked_mark(each), found.journals[each]) for each in found.journals
+        ]
+        if found.quiet is not None:
+            notes.append((QUIET_MARK, found.quiet))
         with suppress(LedgerUnavailable):  # without a note, the next opening reads the same again
-            for start in range(0, len(ids), _MARKS_AT_ONCE):
-                some = ids[start : start + _MARKS_AT_ONCE]
-                marks = {checked_mark(node_id): to_builtins(journals[node_id]) for node_id in some}
-                self.transact(Scope(marks=tuple(marks)), partial(_put_all, marks))
+            for start in range(0, len(notes), _MARKS_AT_ONCE):
+                some = {key: to_builtins(said) for key, said in notes[start : start + _MARKS_AT_ONCE]}
+                self.transact(Scope(marks=tuple(some)), partial(_put_all, some))
 
     def audit(self, *, archives: bool = True) -> Sequence[str]:
         """See ``Audited.audit``."""
