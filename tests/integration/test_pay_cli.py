@@ -1,6 +1,10 @@
 """`x402guard pay`: one request, paid once within its budget, or shown and not paid."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -39,6 +43,29 @@ def test_the_answer_is_on_stdout_and_the_rest_on_stderr(pay):
     json.loads(done.stdout)
     assert "\nstatus 200; $0.10 to 0x" in done.stderr
     assert "a new ledger is made at" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("place", [">/dev/full", "| true"])
+def test_an_answer_that_cannot_be_printed_was_paid_all_the_same_and_that_is_said(net, tmp_path, place, words):
+    done = piped(net, tmp_path, place, *words)
+    assert "\nstatus 200; $0.10 to 0x" in done.stderr
+    assert "Running it again signs a new payment." in done.stderr
+    assert ("No space left on device" in done.stderr) == (place == ">/dev/full")
+
+
+def test_nothing_is_paid_for_an_answer_that_has_no_place(net, tmp_path):
+    done = piped(net, tmp_path, ">&-")
+    assert "stdout is closed: what is paid for would be lost" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def piped(net, folder, place, *words):
+    url = f"{net.merchant.url}{net.merchant.routes['documents'].format(n=42)}"
+    line = shlex.join([sys.executable, "-m", "x402guard", "pay", url, "--budget", "0.50", *words])
+    environment = {**os.environ, "X402GUARD_PRIVATE_KEY": net.payer_key}
+    command = ["sh", "-c", f"{line} {place}"]
+    return subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=60)
 
 
 def test_a_dry_run_pays_nothing_and_shows_what_would_be_signed(pay, tmp_path):

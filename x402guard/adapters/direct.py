@@ -23,7 +23,7 @@ from x402guard.flow.effects import Flow, Interrupted, PeekBody, Reply, Send, Sen
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
-from x402guard.flow.sealed import Sealed, forget_locals, forgetting
+from x402guard.flow.sealed import Sealed, forget_frames, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import follow_job, here
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
@@ -370,7 +370,7 @@ class Payment:
 
         The local variables of its frames are cleared.
         """
-        forget_locals(error)
+        forget_frames(error)
         with forgetting():
             secrets = [self._value.reveal(), *_signatures(self._message())]
             text = "".join(traceback.format_exception(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Final
 
 import httpx
@@ -51,6 +53,10 @@ def pay(
         most = _most(settings.ledger, dollars_to_nanos(limit))
         show_verdicts(replace(explainer_of(settings), most=most).url(request), as_json=as_json)
         return
+    if (
+        getattr(sys.stdout, "name", "") == os.devnull
+    ):  # as main puts it in place of one that is closed; not for > /dev/null
+        raise ConfigError("stdout is closed: what is paid for would be lost; give it a place, such as > answer")
     with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
         with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:
             answer, receipt = _sent(http, request)
@@ -95,32 +101,43 @@ def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, R
 
 
 def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> None:
-    """Print the answer on stdout, and what was paid for it on stderr; or both as JSON."""
-    if as_json:
-        paid = receipt and {
-            "amount": format(receipt.amount, "f"),
-            "payee": receipt.payee,
-            "network": receipt.network,
-            "evidence": receipt.evidence,
-            "state": receipt.state,
-            "transaction": receipt.transaction,
-            "hold_id": receipt.hold_id,
-        }
-        typer.echo(json_text({"status": answer.status_code, "paid": paid, "body": answer.text}, None))
-        return
-    typer.echo(answer.content, nl=False)
+    """Print the answer on stdout, and what was paid for it on stderr; or both as JSON.
+
+    If the answer cannot be printed, what was paid is said all the same.
+    """
+    try:
+        if as_json:
+            typer.echo(
+                json_text({"status": answer.status_code, "paid": receipt and _paid(receipt), "body": answer.text}, None)
+            )
+        else:
+            typer.echo(answer.content, nl=False)
+    except OSError:
+        typer.echo(f"\n{_line(answer, receipt)}", err=True)
+        if receipt is not None:
+            typer.echo("Running it again signs a new payment. x402guard sessions and report show this one.", err=True)
+        raise
+    if not as_json:
+        typer.echo(f"\n{_line(answer, receipt)}" if receipt is None else _line(answer, receipt), err=True)
+
+
+def _paid(receipt: Receipt) -> dict[str, object]:
+    return {
+        "amount": format(receipt.amount, "f"),
+        "payee": receipt.payee,
+        "network": receipt.network,
+        "evidence": receipt.evidence,
+        "state": receipt.state,
+        "transaction": receipt.transaction,
+        "hold_id": receipt.hold_id,
+    }
+
+
+def _line(answer: httpx.Response, receipt: Receipt | None) -> str:
+    """Return in one line what was paid for an answer."""
     if receipt is None:
-        typer.echo(f"\nstatus {answer.status_code}; nothing was paid", err=True)
-        return
+        return f"status {answer.status_code}; nothing was paid"
     to = f" to {receipt.payee} on {receipt.network}" if receipt.payee else ""
-    word = (
-        f"paid, {receipt.evidence}"
-        if receipt.state == "captured"
-        else "held, and in doubt"
-        if receipt.in_doubt
-        else "held"
-    )
-    typer.echo(
-        printable(f"status {answer.status_code}; ${receipt.amount}{to} is {word} (hold {receipt.hold_id[:16]}…)"),
-        err=True,
-    )
+    doubt = "held, and in doubt" if receipt.in_doubt else "held"
+    word = f"paid, {receipt.evidence}" if receipt.state == "captured" else doubt
+    return printable(f"status {answer.status_code}; ${receipt.amount}{to} is {word} (hold {receipt.hold_id[:16]}…)")

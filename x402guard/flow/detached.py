@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 from collections import deque
@@ -15,7 +16,21 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
 
+from x402guard.errors import ConfigError
+
 R = TypeVar("R")
+
+
+def refuse_late_patch() -> None:
+    """Raise ``ConfigError`` if gevent or eventlet has patched queues after this module was imported.
+
+    Its threads would be greenlets then, which a queue from before blocks for ever.
+    """
+    if queue.SimpleQueue is not SimpleQueue:
+        raise ConfigError(
+            "monkey.patch_all(): gevent or eventlet has patched this process after x402guard was imported; patch it first, "
+            "before any other import"
+        )
 
 
 def on_trio() -> bool:
@@ -103,14 +118,15 @@ class _Workers:
 
     def start(self, job: _Job) -> None:
         """Run *job* in a thread: in the one that became idle last, or in a new one."""
+        refuse_late_patch()
         if self._pid != os.getpid():  # threads do not survive a fork
             self._idle, self._pid = deque(), os.getpid()
         try:
-            jobs = self._idle.pop()
+            self._idle.pop().put(job)
         except IndexError:
-            jobs = SimpleQueue()
+            jobs: SimpleQueue[_Job] = SimpleQueue()
+            jobs.put(job)  # before its thread begins: where gevent has patched threads, that runs at once
             threading.Thread(target=self._work, args=(jobs,), name="x402guard-aside", daemon=True).start()
-        jobs.put(job)
 
     def _work(self, jobs: SimpleQueue[_Job]) -> None:
         idle = self._idle

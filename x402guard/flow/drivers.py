@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 from anyio.lowlevel import RunVar
 from msgspec import Struct
 
@@ -282,7 +281,16 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     except LookupError:
         limiter = anyio.CapacityLimiter(_OTHER_THREADS)
         _OTHER_TURN.set(limiter)
-    return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
+    async with limiter:
+        return await in_a_thread(call)
+
+
+async def in_a_thread(call: Callable[[], R]) -> R:
+    """Run a blocking call in a daemon thread. A cancelled task abandons it.
+
+    Not in one of anyio's: those end with the root task of their loop, and a loop that Ctrl-C has left never ends it.
+    """
+    return await Aside(partial(context_of_a_thread().run, call)).awaited_within(None)
 
 
 async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:
@@ -301,8 +309,8 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
     return await _awaited(work, late, may_drop=may_drop)
 
 
-async def close_to_the_end(call: Callable[[], R]) -> R:
-    """Run what ends a session to its end even if the task is cancelled, and let the cancellation continue after it.
+async def run_to_the_end(call: Callable[[], R]) -> R:
+    """Run what begins or ends a session to its end even if the task is cancelled, and then let that continue.
 
     It may take as long as functions of the owner, so it has threads of its own.
     """

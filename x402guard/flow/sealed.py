@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Generic, NoReturn, TypeVar
+from types import FrameType, TracebackType
+from typing import Final, Generic, NoReturn, TypeVar
 
 V = TypeVar("V")
 
@@ -34,21 +32,27 @@ class Sealed(Generic[V]):
         raise TypeError("a sealed value is never pickled or copied")
 
 
-@contextmanager
-def forgetting() -> Iterator[None]:
-    """Clear the local variables of an error that is raised inside: see ``forget_locals``."""
-    try:
-        yield
-    except BaseException as error:
-        forget_locals(error)
-        raise
+class forgetting:  # noqa: N801 - read as a word: ``with forgetting():``
+    """Drop the frames of an error that is raised inside: see ``forget_frames``.
+
+    Not a generator: ``contextlib`` would put the traceback back.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Drop the frames of *error*."""
+        if error is not None:
+            forget_frames(error)
 
 
-def forget_locals(error: BaseException) -> None:
-    """Clear the local variables of the frames in which *error* was raised, from the catching frame down.
+def forget_frames(error: BaseException) -> None:
+    """Drop the frames in which *error* was raised, below the catching one: their local variables hold payments.
 
-    The traceback keeps its files and lines. Causes and contexts are included if they were raised below here: an error
-    that the caller was handling belongs to the caller, and one of the caller's generators may be suspended in it.
+    Their places become a note of the error. Causes and contexts are included if they were raised below here: an error
+    that the caller was handling belongs to the caller. No frame is cleared: a client raises one error in all streams of
+    a connection, so some frames may be those of other tasks, and up to Python 3.12 clearing one ends its task.
     """
     below: set[FrameType] = set()
     waiting: list[tuple[BaseException | None, bool]] = [(error, True)]
@@ -61,9 +65,27 @@ def forget_locals(error: BaseException) -> None:
         if trace is not None and (ours or trace.tb_frame in below):
             seen.add(id(part))
             below.update(frame for frame, _ in traceback.walk_tb(trace))
-            traceback.clear_frames(trace)
+            _cut(part, trace, keeps_first=part is error)
         if id(part) in seen or (ours and trace is None):
             seen.add(id(part))
             waiting += [(part.__cause__, False), (part.__context__, False)]
             if isinstance(part, BaseExceptionGroup):
                 waiting += [(inner, True) for inner in part.exceptions]
+
+
+def _cut(part: BaseException, trace: TracebackType, *, keeps_first: bool) -> None:
+    """Drop the frames of an error, but for the catching one, and keep the last places as a note."""
+    found = list(traceback.walk_tb(trace))[1 if keeps_first else 0 :]
+    if not found:
+        return
+    places = [f"{frame.f_code.co_filename}:{line} {frame.f_code.co_qualname}" for frame, line in found[-_MOST_PLACES:]]
+    if keeps_first:
+        trace.tb_next = None
+    else:
+        part.__traceback__ = None
+    note = "\n  ".join(["raised below:", *places])
+    if note not in getattr(part, "__notes__", ()):
+        part.add_note(note)
+
+
+_MOST_PLACES: Final = 30

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.admission import consent
-from x402guard.flow.drivers import close_to_the_end, run, run_async, transact_now
+from x402guard.flow.drivers import run, run_async, run_to_the_end, transact_now
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
 from x402guard.guard.account import Account
@@ -92,7 +92,7 @@ class AgentSteps(Delegates):
             said = await said
         done = await run_async(self._finished(said is True, checked), self.shell)
         if done:
-            await close_to_the_end(self.close)
+            await run_to_the_end(self.close)
         return done
 
     def _stepped(self, state: object) -> Flow[int]:
@@ -198,7 +198,7 @@ class Endings(Account, AgentSteps):
 
     async def acommit(self) -> None:
         """Do the same, awaited; a cancelled task waits for its end."""
-        await close_to_the_end(self.commit)
+        await run_to_the_end(self.commit)
 
     def close(self, error: BaseException | None = None) -> None:
         """End this opening of the session; *error* is the error that left its block. Live holds still count.

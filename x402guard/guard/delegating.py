@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from x402guard.delegation.asking import REPLY_S, ask, read_inputs, reply
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import close_to_the_end, run, run_async, to_the_end
+from x402guard.flow.drivers import run, run_async, run_to_the_end, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
 from x402guard.guard.arguments import gone_instances
@@ -171,7 +171,7 @@ async def aredeemed(basis: Basis, token: str) -> Session:
     try:
         await anyio.lowlevel.checkpoint()
     except BaseException:
-        await close_to_the_end(partial(_leave, session))
+        await run_to_the_end(partial(_leave, session))
         raise
     return session
 

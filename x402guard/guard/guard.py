@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio
-import anyio.to_thread
-
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.drivers import run, transact_now
+from x402guard.flow.detached import refuse_late_patch
+from x402guard.flow.drivers import in_a_thread, run, run_to_the_end, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
@@ -41,7 +39,7 @@ from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.delegating import aredeemed, redeemed
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, in_a_thread, parse_limit
+from x402guard.guard.opening import Basis, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.ledger.authorize import lapse_due
@@ -134,6 +132,7 @@ class Guard(BudgetParent):
         mode: Mode = "enforce",
         telemetry: bool = False,
     ) -> None:
+        refuse_late_patch()
         pays, self.policy = check_kinds(signer, ledger, policy, chains, approver), policy or Policy()
         check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
         check_flags(unsafe_async_failover=unsafe_async_failover)
@@ -345,8 +344,7 @@ class Guard(BudgetParent):
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close)
+        await run_to_the_end(self.close)
 
     def __repr__(self) -> str:
         context = getattr(self, "context", None)  # a crash reporter may show an unfinished guard

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, Literal, Self, TypeVar, get_args
 
-import anyio
-import anyio.to_thread
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
+from x402guard.flow.drivers import run_to_the_end
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
@@ -165,8 +164,7 @@ class Finalizing:
         self._leave()
 
     async def __aenter__(self) -> Self:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._begin)
+        await run_to_the_end(self._begin)
         return self._enter()
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -249,8 +247,3 @@ def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget |
         limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id, budget.hard)
         budget.bind(shell, replace(context, tokens=limit), limit)
     return budget
-
-
-async def in_a_thread(look: Callable[[], R]) -> R:
-    """Run one chain read in a thread and return its result. A cancelled task abandons it; it ends by itself."""
-    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

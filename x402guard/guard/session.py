@@ -16,7 +16,7 @@ from typing_extensions import override
 from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.bulkheads import carry_around
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import close_to_the_end, transact_now
+from x402guard.flow.drivers import in_a_thread, run_to_the_end, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
 from x402guard.frozen import replace
@@ -31,7 +31,6 @@ from x402guard.guard.opening import (
     check_name,
     check_tokens,
     finalizing_ids,
-    in_a_thread,
     limited_tokens,
     opener_of,
     parse_limit,
@@ -441,7 +440,7 @@ class Session(Charges, Endings):
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._failed = self._failed or error is not None
         if self._leave():
-            await close_to_the_end(partial(self.close, error))
+            await run_to_the_end(partial(self.close, error))
 
     def _leave(self) -> bool:
         """Restore the block around this one. Returns True if it was the last.

@@ -1,5 +1,6 @@
 """Calls that may never return run in threads of their own, and a thread whose call has ended takes the next one."""
 
+import queue
 import sys
 import threading
 import time
@@ -9,6 +10,8 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
+from x402guard import ConfigError, Guard
+from x402guard.flow import detached
 from x402guard.flow.detached import Aside, TooLate, in_event_loop
 from x402guard.flow.surroundings import current_task
 
@@ -100,3 +103,20 @@ def test_a_task_has_a_loop(backend):
     is_in, task = anyio.run(main, backend=backend)
     assert is_in
     assert not isinstance(task, threading.Thread)
+
+
+def test_a_process_that_gevent_patches_late_is_refused_and_does_not_freeze(monkeypatch):
+    """A queue from before the patch would block all greenlets, and the first payment with them."""
+    monkeypatch.setattr(queue, "SimpleQueue", queue.Queue)
+    for call in (lambda: Guard(ledger="memory://"), lambda: Aside(ident).within(5)):
+        with pytest.raises(ConfigError, match="patch it first, before any other import"):
+            call()
+
+
+def test_a_thread_finds_its_job_when_it_begins(monkeypatch):
+    """Where gevent has patched threads, one begins before ``start`` returns."""
+    begun = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: begun.append(thread._args[0].qsize()))
+    workers = detached._Workers()
+    workers.start(lambda idle: None)
+    assert begun == [1]
