@@ -30,7 +30,15 @@ from x402guard.ledger.sessions import PAYER_MARK, is_owners_limit
 from x402guard.ledger.watch import BEAT
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.stores import MemoryStore, as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
+from x402guard.stores import (
+    MemoryStore,
+    as_ledger_url,
+    check_ledger_url,
+    is_postgres,
+    ledger_exists,
+    ledger_path,
+    open_store,
+)
 
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
 _MISSED_BEATS = 3
@@ -179,25 +187,36 @@ def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Findi
             yield Finding("watchdog", "ok", f"process {beat['pid']} looks every {beat['beat_s']} s")
 
 
+def _place(path: Path) -> Finding:
+    """Return whether a ledger can be made where there is none."""
+    try:
+        parent = path.resolve().parent
+    except FileNotFoundError:
+        return Finding("ledger", "problem", "the working directory is gone; change to another one")
+    if not parent.is_dir():
+        return Finding("ledger", "problem", f"folder {parent} does not exist; create it first")
+    writable = os.access(parent, os.W_OK)
+    detail = f"{path} will be created at first use" if writable else f"{parent} cannot be written"
+    return Finding("ledger", "ok" if writable else "problem", detail)
+
+
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
     url = as_ledger_url(url)
     path = ledger_path(url) if url.startswith("sqlite:///") else None
     try:
+        check_ledger_url(url)
         is_there = path is None or ledger_exists(url)
-    except LedgerUnavailable as error:
+    except (ConfigError, LedgerUnavailable) as error:
         yield Finding("ledger", "problem", f"{error}. {error.advice}")
         return
     if path is not None and not is_there:
-        parent = path.resolve().parent
-        writable = parent.is_dir() and os.access(parent, os.W_OK)
-        detail = f"{path} will be created at first use" if writable else f"{parent} cannot be written"
-        yield Finding("ledger", "ok" if writable else "problem", detail)
+        yield _place(path)
         return
     try:
         if is_postgres(url) and not ledger_exists(url):
             yield Finding("ledger", "ok", f"{url} has no ledger yet; it is made at first use")
             return
-        store = open_store(url)
+        store = open_store(url, read_only=True)
         live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
         watched, now_ms = store.marks(*BEAT).values(), store.now_ms()
@@ -205,7 +224,7 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         set_by_owner = store.marks(*owner_mark(WALLET)).get(owner_mark(WALLET)[1])
         store.close()
     except (ConfigError, LedgerUnavailable) as error:
-        yield Finding("ledger", "problem", str(error))
+        yield Finding("ledger", "problem", f"{error}. {error.advice}")
         return
     shown = "no limit" if limit is None else f"a limit of ${format_dollars(limit)}"
     yield Finding("ledger", "ok", f"{url}: {live} live holds; its wallet has {shown}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
@@ -60,6 +61,7 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object, 
 
 def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
     """Return the store at a ledger URL. Says in the log where the ledger is, if it is made here without being named."""
+    refuse_late_patch()
     made = url == DEFAULT_LEDGER and not ledger_path(url).exists()
     store = open_store(url, must_exist=must_exist)
     if must_exist and not store.path(WALLET):  # what makes a ledger was killed before its wallet had a limit

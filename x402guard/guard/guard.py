@@ -12,7 +12,6 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.drivers import in_a_thread, run, run_to_the_end, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
@@ -132,7 +131,6 @@ class Guard(BudgetParent):
         mode: Mode = "enforce",
         telemetry: bool = False,
     ) -> None:
-        refuse_late_patch()
         pays, self.policy = check_kinds(signer, ledger, policy, chains, approver), policy or Policy()
         check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
         check_flags(unsafe_async_failover=unsafe_async_failover)

@@ -489,8 +489,8 @@ def existing_ledger(ledger: str | Path | None) -> str:
         check_ledger_url(url)
         where = url if is_postgres(url) else ledger_path(url)
         raise ConfigError(
-            f"ledger: no ledger yet at {where}; it is made when an agent runs. Name another one with --ledger or "
-            "X402GUARD_LEDGER"
+            f"ledger: no ledger yet at {where}; `x402guard budget set wallet AMOUNT --new` makes it, or the first run of "
+            "an agent. Name another one with --ledger or X402GUARD_LEDGER"
         )
     return url
 

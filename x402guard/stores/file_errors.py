@@ -58,6 +58,16 @@ def foreign(path: Path) -> LedgerUnavailable:
     return error
 
 
+def unfinished(path: Path) -> LedgerUnavailable:
+    """Return the error for a file in which a ledger was begun, and in which there is none: the disk was full."""
+    error = LedgerUnavailable(
+        f"the ledger {path} was begun and not made",
+        advice="Nothing was paid. Make room on its disk, then run `x402guard budget set wallet AMOUNT --new`.",
+    )
+    error.retry = "after_change"
+    return error
+
+
 def unsound(path: Path, problem: str) -> LedgerUnavailable:
     """Return the error for an inconsistent ledger."""
     return LedgerUnavailable(

@@ -208,6 +208,8 @@ MIGRATIONS: Final[tuple[str, ...]] = (
 def migrate(connection: sqlite3.Connection, version: int) -> None:
     """Take a ledger from *version* to the newest one, step by step; each step is made whole or not at all.
 
+    A new ledger, of version 0, is made in one step, so that a full disk leaves none that has begun.
+
     Triggers, views and indexes that an owner has added stay. What is wrong in rows is left to the audit. Raises
     ``LedgerUnavailable`` for a column that an owner has added to the journal.
     """
@@ -216,7 +218,12 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     for setting in ("foreign_keys = OFF", "legacy_alter_table = ON", "secure_delete = OFF"):
         connection.execute(f"PRAGMA {setting}")
     try:
-        for number in range(version, len(MIGRATIONS)):
+        if version == 0:
+            copied = "".join(f"{statement};" for statement in _JOURNAL_IS_COPIED)
+            steps = "".join(f"{step}{copied}" if step is _JOURNAL else step for step in MIGRATIONS)
+            connection.executescript(f"BEGIN IMMEDIATE; {steps}")
+            _commit(connection, len(MIGRATIONS))
+        for number in range(version or len(MIGRATIONS), len(MIGRATIONS)):
             step = MIGRATIONS[number]
             added = _added(connection) if step is _JOURNAL else []
             connection.executescript(f"BEGIN IMMEDIATE; {step}")
@@ -224,15 +231,19 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
                 connection.executemany(_COPY, _packed_entries(connection))
                 for [statement] in (*zip(_JOURNAL_IS_COPIED), *added):
                     connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number + 1}")
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute("COMMIT")
+            _commit(connection, number + 1)
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         connection.text_factory = str
         for setting in (f"secure_delete = {wipes}", "legacy_alter_table = OFF", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {setting}")
+
+
+def _commit(connection: sqlite3.Connection, version: int) -> None:
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("COMMIT")
 
 
 _ADDED: Final = (

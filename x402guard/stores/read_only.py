@@ -14,7 +14,7 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit_since
-from x402guard.stores.file_errors import foreign, of_another_version, older, unavailable, unsound
+from x402guard.stores.file_errors import foreign, of_another_version, older, unavailable, unfinished, unsound
 from x402guard.stores.file_lock import noted_generation
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
@@ -83,7 +83,8 @@ class ReadOnlyStore(SqliteStore):
     def _refuse_other_version(self, connection: sqlite3.Connection) -> None:
         [owner] = connection.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
-            raise foreign(self._path)
+            [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            raise foreign(self._path) if owner or tables else unfinished(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
         if version != len(MIGRATIONS):

@@ -139,7 +139,9 @@ def test_a_ledger_is_named_by_url_or_path(given, url, agent, monkeypatch):
 
 
 def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
-    with pytest.raises(ConfigError, match=r"no ledger yet at none\.db; it is made when an agent runs"):
+    with pytest.raises(
+        ConfigError, match=r"no ledger yet at none\.db; `x402guard budget set wallet AMOUNT --new` makes it"
+    ):
         Owner("none.db")
     assert list(tmp_path.iterdir()) == []
 

@@ -323,3 +323,19 @@ def test_a_hash_takes_half_of_its_letters():
     text = "0123456789abcdef" * 4
     assert len(packed(text)) == 32
     assert unpacked(bytes(packed(text))) == text
+
+
+def test_a_new_ledger_is_made_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A full disk left the first five of eight steps, which was taken for a ledger of an older installation."""
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS[:-1], "SELECT no_such_function();"))
+    raw = sqlite3.connect(tmp_path / "l.db", isolation_level=None)
+    raw.execute("PRAGMA journal_mode = WAL")
+    with pytest.raises(sqlite3.OperationalError, match="no such function"):
+        migrations.migrate(raw, 0)
+    assert raw.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    raw.close()
+    with pytest.raises(LedgerUnavailable, match="was begun and not made") as refused:
+        ReadOnlyStore(tmp_path / "l.db")
+    assert "--new" in refused.value.advice
+    monkeypatch.undo()
+    open_store(f"sqlite:///{tmp_path / 'l.db'}").close()
