@@ -75,7 +75,8 @@ def typed_amount(text: str, *, field: str = "amount") -> Nanos:
         return dollars_to_nanos(text, field=field)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{field}: {text[:40]!r} is not a dollar amount (not negative, at most nine decimals); {WITHOUT_SIGN}"
+            f"{field}: {text[:40]!r} is not a dollar amount (such as 20.00: not negative, at most nine decimals and a "
+            f"billion dollars); {WITHOUT_SIGN}"
         ) from None
 
 

@@ -23,6 +23,7 @@ LEAST_SESSIONS: Final = 5
 
 _NAMED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 _BY_ID: Final = "id="
+_MOST_COMPARED: Final = 1_000
 
 ALLOWANCE: Final = "allowance"
 """The kind of the marks that keep how much of a token Permit2 may move."""
@@ -66,8 +67,12 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
     if not runs:
         if word is None:
             raise ConfigError("session: no session has run in this ledger yet; the wallet itself is: wallet")
-        known = ", ".join(node.name for node in nodes[-5:]) or "none"
-        raise ConfigError(f"session: there is no session {word!r} in this ledger (latest: {known})")
+        from difflib import get_close_matches  # only for a mistake
+
+        names = [*dict.fromkeys(node.name for node in nodes)]
+        near = get_close_matches(word, [WALLET, *names[-_MOST_COMPARED:]], 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"latest: {', '.join(names[-5:]) or 'none'}"
+        raise ConfigError(f"session: there is no session {word!r:.60} in this ledger; {hint}")
     # Of sessions with one name the last is meant; another one's id, or a customer's name, is never theirs to take.
     if len(runs) > 1 and not (latest and all(node.kind is NodeKind.SESSION and node.id != word for node in runs)):
         listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])

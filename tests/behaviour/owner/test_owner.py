@@ -1,6 +1,7 @@
 """The owner in Python: everything that the command line shows and does, and nothing of it in an agent's hands."""
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -144,6 +145,22 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
     ):
         Owner("none.db")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_mistyped_is_answered_by_the_one_that_is_meant(url):
+    with make_guard(url) as guard:
+        for _ in range(3):
+            guard.session("research", budget="$1.00").close()
+    with Owner(url) as owner:
+        for typed, said in (
+            ("wlalet", "did you mean 'wallet'?"),
+            ("reserch", "did you mean 'research'?"),
+            ("q", "latest: research"),
+        ):
+            with pytest.raises(
+                ConfigError, match=re.escape(f"there is no session {typed!r} in this ledger; {said}") + "$"
+            ):
+                owner.trip(typed)
 
 
 # -- a ledger that may only be read -----------------------------------------------------------------------------------------
