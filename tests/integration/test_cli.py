@@ -1,7 +1,9 @@
 """The command line as a user meets it: real output, real exit codes, and real processes where those make a difference."""
 
 import json
+import os
 import re
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +14,7 @@ from tests.support import processes
 from tests.support.command_line import as_process, forked, typed
 from tests.support.merchant import KEY, URL, Shop, client, make_guard
 from tests.support.terminal import at_terminal
-from x402guard import BudgetExhausted, SettlementUncertain
+from x402guard import BudgetExhausted, Guard, LedgerUnavailable, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -313,3 +315,31 @@ def test_a_ledger_that_was_deleted_is_told_by_each_command(tmp_path):
         assert (done.returncode, "existed here and is missing" in said) == (1 if command == ["doctor"] else 2, True), (
             said
         )
+
+
+def hard_link(folder):
+    os.link(folder / "x402guard.db", folder / "second.db")
+
+
+def cut_to_nothing(folder):
+    (folder / "x402guard.db").write_bytes(b"")
+
+
+def moved_away(folder):
+    lock = folder / "x402guard.db-lock"
+    lock.write_bytes(lock.read_bytes()[:52] + b"postgresql://h/d")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(hard_link, "has a second name"), (cut_to_nothing, "existed here and is missing"), (moved_away, "was moved to")],
+)
+def test_doctor_says_of_a_ledger_what_a_guard_says_of_it(spent, tmp_path, change, says):
+    spent = shutil.copytree(spent, tmp_path / "copy")
+    change(spent)
+    with pytest.raises(LedgerUnavailable, match=says):
+        Guard(ledger=f"sqlite:///{spent / 'x402guard.db'}")
+    before = {path.name: path.read_bytes() for path in spent.iterdir()}
+    found = found_by_doctor(spent)
+    assert [verdict for check, verdict, detail in found if check == "ledger" and says in detail] == ["problem"]
+    assert {path.name: path.read_bytes() for path in spent.iterdir()} == before

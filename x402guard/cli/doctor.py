@@ -39,6 +39,7 @@ from x402guard.stores import (
     ledger_path,
     open_store,
 )
+from x402guard.stores.file_errors import refuse_second_path, refuse_unless_writable
 
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
 _MISSED_BEATS = 3
@@ -213,6 +214,9 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         yield _place(path)
         return
     try:
+        if path is not None:  # what a guard refuses, and who looks does not
+            refuse_second_path(path.resolve())
+            refuse_unless_writable(path.resolve())
         if is_postgres(url) and not ledger_exists(url):
             yield Finding("ledger", "ok", f"{url} has no ledger yet; it is made at first use")
             return

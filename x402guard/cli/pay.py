@@ -107,9 +107,8 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
     """
     try:
         if as_json:
-            typer.echo(
-                json_text({"status": answer.status_code, "paid": receipt and _paid(receipt), "body": answer.text}, None)
-            )
+            paid = receipt and _paid(receipt)
+            typer.echo(json_text({"status": answer.status_code, "paid": paid, "body": _text(answer)}, None))
         else:
             typer.echo(answer.content, nl=False)
     except OSError:
@@ -119,6 +118,14 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
         raise
     if not as_json:
         typer.echo(f"\n{_line(answer, receipt)}" if receipt is None else _line(answer, receipt), err=True)
+
+
+def _text(answer: httpx.Response) -> str:
+    """Return the body as text; as UTF-8 if the charset that its seller names decodes no text."""
+    try:
+        return answer.text
+    except Exception:  # noqa: BLE001 - codecs raise what they like
+        return answer.content.decode(errors="replace")
 
 
 def _paid(receipt: Receipt) -> dict[str, object]:

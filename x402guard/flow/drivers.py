@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
+from anyio._core._eventloop import claim_worker_thread, get_async_backend
 from anyio.lowlevel import RunVar
 from msgspec import Struct
 
 from x402guard.errors import SignerError
 from x402guard.evm import normalise_signature
-from x402guard.flow.detached import Aside, TooLate, Wakeable, in_event_loop
+from x402guard.flow.detached import Aside, TooLate, Wakeable, in_event_loop, on_trio
 from x402guard.flow.effects import (
     Ask,
     AskChain,
@@ -281,16 +283,26 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     except LookupError:
         limiter = anyio.CapacityLimiter(_OTHER_THREADS)
         _OTHER_TURN.set(limiter)
-    async with limiter:
-        return await in_a_thread(call)
+    return await in_a_thread(call, limiter)
 
 
-async def in_a_thread(call: Callable[[], R]) -> R:
-    """Run a blocking call in a daemon thread. A cancelled task abandons it.
+async def in_a_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | None = None) -> R:
+    """Run a blocking call in a daemon thread, of which *limiter* allows so many at once. A cancelled task abandons it.
 
-    Not in one of anyio's: those end with the root task of their loop, and a loop that Ctrl-C has left never ends it.
+    Not in one of anyio's for asyncio: those end with the root task of their loop, and a loop that Ctrl-C has left never
+    ends it. It is marked as one of them, so that a signer may go back to the loop by ``anyio.from_thread``.
     """
-    return await Aside(partial(context_of_a_thread().run, call)).awaited_within(None)
+    if on_trio():
+        return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
+    backend = get_async_backend()
+    token = backend.current_token()
+
+    def work() -> R:
+        with claim_worker_thread(backend, token):
+            return call()
+
+    async with nullcontext() if limiter is None else limiter:
+        return await Aside(partial(context_of_a_thread().run, work)).awaited_within(None)
 
 
 async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:
@@ -309,12 +321,16 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
     return await _awaited(work, late, may_drop=may_drop)
 
 
-async def run_to_the_end(call: Callable[[], R]) -> R:
-    """Run what begins or ends a session to its end even if the task is cancelled, and then let that continue.
+async def run_to_the_end(call: Callable[[], R], *, of_a_guard: bool = False) -> R:
+    """Run what ends a session, or is *of a guard*, to its end even if the task is cancelled, and then let that continue.
 
     It may take as long as functions of the owner, so it has threads of its own.
     """
-    work = _closing_threads(os.getpid()).submit(context_of_a_thread().run, call)
+    context = context_of_a_thread()
+    try:
+        work = _closing_threads(os.getpid(), of_a_guard).submit(context.run, call)
+    except (RuntimeError, ImportError):
+        return context.run(call)  # the interpreter is ending and starts no threads
     return await _awaited(work, lambda _: None, may_drop=False)
 
 
@@ -349,9 +365,11 @@ def context_of_a_thread() -> Context:
     return context
 
 
-@lru_cache(maxsize=1)
-def _closing_threads(_pid: int) -> ThreadPoolExecutor:
+@lru_cache(maxsize=2)
+def _closing_threads(_pid: int, _of_guards: bool) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor
+
+    # Guards have their own: sessions that end slowly may take all forty.
 
     return ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="x402guard-closing")
 

@@ -342,7 +342,7 @@ class Guard(BudgetParent):
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        await run_to_the_end(self.close)
+        await run_to_the_end(self.close, of_a_guard=True)
 
     def __repr__(self) -> str:
         context = getattr(self, "context", None)  # a crash reporter may show an unfinished guard

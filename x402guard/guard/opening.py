@@ -164,7 +164,7 @@ class Finalizing:
         self._leave()
 
     async def __aenter__(self) -> Self:
-        await run_to_the_end(self._begin)
+        await run_to_the_end(self._begin, of_a_guard=True)
         return self._enter()
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, PaymentRefused, Unpriced, X402GuardError
 from x402guard.flow.context import Context
+from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
@@ -215,6 +216,7 @@ class Guarded:
         exchange: Exchanged | AsyncExchanged,
     ) -> Flow[Handed]:
         """Return the flow of a request."""
+        refuse_late_patch()
         context, meter = payer
         exchange.context = context
         request, payments = incoming.request, incoming.payments(body)

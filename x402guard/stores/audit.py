@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from msgspec import Struct, ValidationError
+from msgspec import Meta, Struct, ValidationError
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
@@ -27,7 +27,7 @@ from x402guard.stores.archive_file import (
     read_archived,
     to_archived,
 )
-from x402guard.stores.rows import to_entry, to_mark, to_node
+from x402guard.stores.rows import UnreadableRecord, to_entry, to_mark, to_node
 from x402guard.stores.sql_reads import ENTRIES, NODES
 
 Query = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
@@ -44,10 +44,18 @@ WORTH_NOTING: Final = 1_000
 """Entries; fewer are read again sooner than a commit is made."""
 _IDS_AT_ONCE: Final = 500
 _LISTED: Final = "(SELECT value FROM json_each(?))"
-_SAID: Final = (
-    "SELECT group_concat(said, char(10)), max(at) FROM (SELECT rowid AS at, printf('%s %s %s %s %d %s %d %d %d %d %d', id, "
-    "parent_id, state, max_nanos, seq, head, captured, held, granted_in, granted_out, live) AS said FROM nodes "
+_SEPARATOR: Final = "\x1f"
+_SAID: Final = (  # separated by what no id has; with the length, because %s ends at a NUL
+    "SELECT group_concat(said, char(10)), max(at) FROM (SELECT rowid AS at, "
+    f"printf('{_SEPARATOR.join(['%s'] * 6 + ['%d'] * 7)}', id, parent_id, kind, state, head, max_nanos, seq, "
+    "captured, held, granted_in, granted_out, live, "
+    "length(CAST(id || ifnull(parent_id, char(0)) || kind || state || head AS BLOB))) AS said FROM nodes "
     f"WHERE rowid > ? AND rowid <= ? AND id NOT IN {_LISTED} ORDER BY rowid LIMIT 10000)"
+)
+_COUNTS: Final = "SELECT (SELECT count(*) FROM nodes WHERE rowid > ?), (SELECT count(*) FROM nodes)"
+_STRAYS: Final = (
+    "SELECT 1 FROM marks WHERE kind = 'checked' AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = key) UNION ALL "
+    "SELECT 1 FROM archived WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE id = node_id) LIMIT 1"
 )
 _FEWEST_QUIET: Final = 500
 _MOST_NEWER: Final = 2_000
@@ -111,15 +119,18 @@ class Since(NamedTuple):
         problems: the inconsistencies, one sentence each.
         journals: what each journal that has grown says now.
         read: how many entries were read.
-        quiet: the budgets that need not be read again; None for none.
-        is_worth_noting: reading it again at the next opening would take longer than a commit.
+        quiet: the budgets that need not be read one by one again, if that is to be noted anew.
     """
 
     problems: Sequence[str]
     journals: Mapping[str, Checked]
     read: int
     quiet: Quiet | None = None
-    is_worth_noting: bool = False
+
+    @property
+    def is_worth_noting(self) -> bool:
+        """True if reading it again at the next opening would take longer than a commit."""
+        return self.read >= WORTH_NOTING or self.quiet is not None
 
 
 def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> Since:
@@ -129,16 +140,25 @@ def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> Since:
     save a read, and ``audit`` does without them.
     """
     held = _held(query)
-    quiet, nodes = _unlike_noted(query, held)
+    for quiet, nodes in _unlike_noted(query, held):
+        found = _since(query, nodes, held, quiet=quiet, most=most)
+        if not found.problems:
+            return found
+    return _since(query, [to_node(row) for row in query(NODES, ())], held, quiet=None, most=most)
+
+
+def _since(query: Query, nodes: Sequence[Node], held: Mapping[str, int], *, quiet: Quiet | None, most: int) -> Since:
+    """Do that for all nodes, or for all but the *quiet* ones."""
     known = _known(query, None if quiet is None else [node.id for node in nodes])
     grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
-    drawn = {} if quiet is None else quiet.others
-    problems = verify_balances(nodes, _all_sums(query, grown, known), held, drawn=drawn)
+    is_first = quiet is None and not known
+    sums = _sums(query, _EVERY_SUM) if is_first else _all_sums(query, grown, known)
+    problems = verify_balances(nodes, sums, held, drawn=None if quiet is None else quiet.others)
     if problems:
         return Since(problems, {}, 0)
     read = list(islice(_later(query, grown, known), most))
     rows: list[HoldRow] | None = None
-    if len(read) < most and not known:
+    if len(read) < most and is_first:
         rows = [HoldRow(*row) for row in query(_HOLDS, ())]
     elif len(read) < most:
         began = {entry.hold_id or "" for entry in read if entry.event == "authorize"}
@@ -149,12 +169,9 @@ def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> Since:
     if problems:
         return Since(problems, {}, len(read))
     said = {node.id: journals[node.id] for node in grown if node.id in journals}
-    is_new = quiet is None and len(read) < most
-    if is_new:
-        quiet = _now_quiet(query, nodes, held)
-    elif quiet is not None:  # each budget with a mark is among them or among the others
-        quiet = replace(quiet, others=dict.fromkeys(said, 0) | quiet.others)
-    return Since((), said, len(read), quiet, len(read) >= WORTH_NOTING or (is_new and quiet is not None))
+    went_on = {node.id for node in grown} & known.keys()
+    new = _now_quiet(query, nodes, {*held, *went_on}) if quiet is None and len(read) < most else None
+    return Since((), said, len(read), new)
 
 
 def _known(query: Query, node_ids: Sequence[str] | None) -> dict[str, Checked]:
@@ -179,40 +196,39 @@ class Quiet(Struct, frozen=True):
         others: id → what the quiet budgets right below it have drawn from it, in nano-dollars, for each of the others.
     """
 
-    last: int
+    last: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     digest: str
     others: dict[str, int]
 
 
-def _unlike_noted(query: Query, held: Mapping[str, int]) -> tuple[Quiet | None, list[Node]]:
-    """Return the quiet budgets that were noted, and all nodes but them; None and all nodes if one of them has changed."""
-    for quiet in _noted(query):
-        [(newer,)] = query("SELECT count(*) FROM nodes WHERE rowid > ?", (quiet.last,))
-        if newer <= _MOST_NEWER and _digest(query, quiet) == quiet.digest:
+def _unlike_noted(query: Query, held: Mapping[str, int]) -> Iterator[tuple[Quiet, list[Node]]]:
+    """Yield the quiet budgets that were noted, and all nodes but them; nothing if one of them has changed."""
+    for row in query("SELECT kind, key, value FROM marks WHERE kind = ? AND key = ?", QUIET_MARK):
+        with suppress(ValidationError, UnreadableRecord):
+            quiet = read_struct(to_mark(row)[1], Quiet)
+            [(newer, count)] = query(_COUNTS, (quiet.last,))
+            if newer > _MOST_NEWER or len(quiet.others) > count or list(query(_STRAYS, ())):
+                return
+            if _digest(query, quiet) != quiet.digest:
+                return
             others = (quiet.last, json.dumps([*quiet.others]))
             nodes = [to_node(row) for row in query(f"{NODES} WHERE rowid > ? OR id IN {_LISTED}", others)]
             ids = {node.id for node in nodes}
             if ids >= {node.parent_id for node in nodes} - {None} | quiet.others.keys() | held.keys():
-                return quiet, nodes
-    return None, [to_node(row) for row in query(NODES, ())]
+                yield quiet, nodes
 
 
-def _noted(query: Query) -> Iterator[Quiet]:
-    for row in query("SELECT kind, key, value FROM marks WHERE kind = ? AND key = ?", QUIET_MARK):
-        with suppress(ValidationError):
-            yield read_struct(to_mark(row)[1], Quiet)
-
-
-def _now_quiet(query: Query, nodes: Iterable[Node], held: Mapping[str, int]) -> Quiet | None:
+def _now_quiet(query: Query, nodes: Iterable[Node], busy: Collection[str]) -> Quiet | None:
     """Return the quiet ones of all *nodes*, which were checked to their end; None if that saves nothing.
 
-    The others are those that are open or hold something, and all above them. The tokens of a session go with it.
+    The others are those that are open or *busy*: they hold something, or went on after they were checked; and all above
+    them. The tokens of a session go with it.
     """
     by_id = {node.id: node for node in nodes}
     others: dict[str, int] = {}
     for node in by_id.values():
         owner = by_id.get(node.id.removesuffix(tokens_node("")), node)
-        if node.id in held or node.live or owner.state is not NodeState.CLOSED:
+        if node.id in busy or owner.id in busy or node.live or owner.state is not NodeState.CLOSED:
             others.update(dict.fromkeys((each.id for each in path(by_id, node.id)), 0))
     if len(by_id) - len(others) < _FEWEST_QUIET:
         return None
@@ -225,12 +241,13 @@ def _now_quiet(query: Query, nodes: Iterable[Node], held: Mapping[str, int]) -> 
 
 
 def _digest(query: Query, quiet: Quiet) -> str:
-    """Return the digest over the rows of the quiet budgets, some thousand of them at a time."""
-    digest, others = hashlib.sha256(), json.dumps([*quiet.others])
-    after: int | None = 0
+    """Return the digest over the rows of the quiet budgets, some thousand of them at a time, and over the rest of the note."""
+    others = json.dumps([*quiet.others])
+    digest = hashlib.sha256(json.dumps([quiet.last, quiet.others]).encode())
+    after: int | None = -(2**63)
     while after is not None:
         [(some, after)] = query(_SAID, (after, quiet.last, others))
-        digest.update(f"{some}\n".encode())
+        digest.update(f"{some}\n".encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
@@ -256,8 +273,6 @@ def _sums(query: Query, sql: str, values: Sequence[Any] = ()) -> dict[str, Balan
 
 def _all_sums(query: Query, grown: Sequence[Node], known: Mapping[str, Checked]) -> dict[str, Balances]:
     """Return the sums of every journal: what is known of it, and its entries since then."""
-    if not known:
-        return _sums(query, _EVERY_SUM)
     sums = {}
     for node_id, said in known.items():
         sums[node_id] = Balances(said.captured, said.held, said.granted_in, said.granted_out, said.seq)

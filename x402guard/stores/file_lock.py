@@ -50,6 +50,24 @@ def noted_generation(path: Path) -> Generation:
         return Generation()
 
 
+def noted_move(path: Path) -> str:
+    """Return where the ledger of a file was moved to; "" if it was not, or for a lock file that this user may not read."""
+    try:
+        with Path(f"{path}-lock").open("rb") as file:
+            file.seek(_RECORD_BYTES)
+            return file.read(_MOST_URL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def was_used(path: Path) -> bool:
+    """Return whether a ledger was once completely made at a path."""
+    try:
+        return Path(f"{path}-lock").stat().st_size > 0
+    except OSError:
+        return False
+
+
 def _generation(record: bytes) -> Generation:
     found = _RECORD.fullmatch(record)
     return Generation() if found is None else Generation(int(found[1]), int(found[2]))

@@ -266,8 +266,8 @@ def _added(connection: sqlite3.Connection) -> list[tuple[str]]:
             error = LedgerUnavailable(
                 f"the table entries has a column {name!r} that x402guard has not made, and its next version would lose it",
                 advice=(
-                    f"Nothing was paid. Copy what the column has, run ALTER TABLE entries DROP COLUMN {name!r} in sqlite3, "
-                    "and repeat the call."
+                    f"Nothing was paid. Copy what the column has, drop what uses it, run ALTER TABLE entries DROP COLUMN "
+                    f"{name!r} in sqlite3, and repeat the call."
                 ),
             )
             error.retry = "after_change"
@@ -282,7 +282,9 @@ def _packed_entries(connection: sqlite3.Connection) -> Iterator[list[Value | byt
     """
     connection.text_factory = bytes
     for row in connection.execute(_READ):
-        yield [_packed(value) if short and value else value for value, short in zip(row, _PACKED, strict=True)]
+        yield [
+            value if value is None or not short else _packed(value) for value, short in zip(row, _PACKED, strict=True)
+        ]
 
 
 def _packed(value: bytes) -> str | bytes | bytearray:

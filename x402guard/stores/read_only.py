@@ -14,8 +14,17 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit_since
-from x402guard.stores.file_errors import foreign, of_another_version, older, unavailable, unfinished, unsound
-from x402guard.stores.file_lock import noted_generation
+from x402guard.stores.file_errors import (
+    foreign,
+    gone,
+    moved,
+    of_another_version,
+    older,
+    unavailable,
+    unfinished,
+    unsound,
+)
+from x402guard.stores.file_lock import noted_generation, noted_move, was_used
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
 from x402guard.stores.views import StoreClock
@@ -84,9 +93,13 @@ class ReadOnlyStore(SqliteStore):
         [owner] = connection.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
             [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            raise foreign(self._path) if owner or tables else unfinished(self._path)
+            if owner or tables:
+                raise foreign(self._path)
+            raise gone(self._path) if was_used(self._path) else unfinished(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
+        if moved_to := noted_move(self._path):
+            raise moved(self._path, moved_to)
         if version != len(MIGRATIONS):
             raise of_another_version(self._path, version, len(MIGRATIONS))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import textwrap
+import threading
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support import processes
 from tests.support.merchant import URL, Shop, async_client, make_guard
+from tests.support.signers import SpySigner
 
 ROOT = Path(__file__).parents[3]
 CENT = Decimal("0.01")
@@ -132,3 +134,63 @@ def test_a_hung_signer_holds_up_nobody_else():
             release.set()
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signer_may_go_back_to_the_loop(backend):
+    async def main():
+        async def wait():
+            await anyio.sleep(0)
+
+        signer = SpySigner(before=lambda _: anyio.from_thread.run(wait))
+        with make_guard(signer=signer) as guard:
+            session = guard.session("s", budget="$1")
+            async with async_client(session, Shop()) as http:
+                assert (await http.get(URL)).status_code == 200
+        assert len(signer.signed) == 1
+
+    anyio.run(main, backend=backend)
+
+
+def test_sessions_that_end_slowly_keep_no_guard_open():
+    release = threading.Event()
+
+    async def main():
+        async def ends_slowly(number):
+            async with slow.asession(f"s{number}", budget="$0.01") as session:
+                close = session.close
+                session.close = lambda *args, **more: (release.wait(20), close(*args, **more))
+
+        with make_guard() as slow:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for number in range(45):
+                        tasks.create_task(ends_slowly(number))
+                    await asyncio.sleep(0.3)
+                    async with asyncio.timeout(5), make_guard():
+                        pass
+                    release.set()
+            finally:
+                release.set()
+
+    asyncio.run(main())
+
+
+OUTLIVES = textwrap.dedent("""
+    import asyncio, threading
+    from tests.support.merchant import make_guard
+
+    async def main():
+        async with make_guard():
+            while threading.main_thread().is_alive():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+        print("closed", flush=True)
+
+    threading.Thread(target=lambda: asyncio.run(main())).start()
+""")
+
+
+def test_a_guard_closes_in_a_loop_that_outlives_the_main_thread():
+    done = processes.run(OUTLIVES)
+    assert done.stdout == "closed\n", done.stderr

@@ -97,6 +97,8 @@ def test_a_journal_with_hashes_as_text_is_taken_over_to_the_last_letter(books, t
     store.close()
     new = sqlite3.connect(tmp_path / "old.db")
     assert {(type(row[0]), len(row[0])) for row in new.execute("SELECT hash FROM entries")} == {(bytes, 32)}
+    firsts = "SELECT DISTINCT typeof(previous), length(previous) FROM entries WHERE seq = 1"
+    assert new.execute(firsts).fetchall() == [("text", 0)]
     for statement in ("UPDATE entries SET held = 0", "DELETE FROM entries"):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             new.execute(statement)
