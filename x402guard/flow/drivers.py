@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -314,10 +315,7 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
     Several threads of its own give each ledger its changes, because those that wait share a commit; forty would
     compete with the loop for the interpreter.
     """
-    try:
-        work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
-    except (RuntimeError, ImportError):
-        return call()  # the interpreter is ending and starts no threads; the ledger still has to be updated
+    work = _begun(partial(_ledger_threads, os.getpid(), id(shell.store)), call)
     return await _awaited(work, late, may_drop=may_drop)
 
 
@@ -326,15 +324,40 @@ async def run_to_the_end(call: Callable[[], R], *, of_a_guard: bool = False) -> 
 
     It may take as long as functions of the owner, so it has threads of its own.
     """
-    context = context_of_a_thread()
-    try:
-        work = _closing_threads(os.getpid(), of_a_guard).submit(context.run, call)
-    except (RuntimeError, ImportError):
-        return context.run(call)  # the interpreter is ending and starts no threads
+    work = _begun(partial(_closing_threads, os.getpid(), of_a_guard), partial(context_of_a_thread().run, call))
     return await _awaited(work, lambda _: None, may_drop=False)
 
 
+def _begun(pool: Callable[[], ThreadPoolExecutor], call: Callable[[], R]) -> Future[R]:
+    """Return the future of a call that is made once: in a thread of the pool, or here if it can start none.
+
+    The interpreter may be ending, or the process have too many threads. The call may be in the pool's queue all the same.
+    """
+    from concurrent.futures import Future
+
+    work: Future[R] = Future()
+    turn = threading.Lock()
+
+    def once() -> None:
+        if not turn.acquire(blocking=False) or not work.set_running_or_notify_cancel():
+            return
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            work.set_exception(error)
+        else:
+            work.set_result(result)
+
+    try:
+        pool().submit(once)
+    except (RuntimeError, ImportError):
+        once()
+    return work
+
+
 async def _awaited(work: Future[R], late: Callable[[R], object], *, may_drop: bool = True) -> R:
+    if work.done():
+        return work.result()
     import asyncio  # not for programs without an event loop
 
     done = Wakeable()

@@ -36,3 +36,26 @@ def test_only_an_end_of_an_answer_is_written_nevertheless(is_end, times):
 
     asyncio.run(main())
     assert ran == (["it"] if is_end else [])
+
+
+@pytest.mark.parametrize("what", ["a change", "an end"])
+def test_a_call_is_made_once_where_no_further_thread_can_be_started(monkeypatch, what):
+    """A pool takes a call into its queue before it starts a thread for it, so a busy thread made it once more."""
+    shell, go, ran = SimpleNamespace(store=object()), threading.Event(), []
+    start = threading.Thread.start
+
+    def begun(call):
+        return drivers.to_the_end(call, shell, lambda _: None) if what == "a change" else drivers.run_to_the_end(call)
+
+    async def main():
+        busy = asyncio.create_task(begun(lambda: go.wait(10)))
+        await asyncio.sleep(0.05)
+        monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no threads")))
+        await begun(lambda: ran.append("it"))
+        monkeypatch.setattr(threading.Thread, "start", start)
+        go.set()
+        await busy
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    assert ran == ["it"]
