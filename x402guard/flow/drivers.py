@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from anyio._core._eventloop import claim_worker_thread, get_async_backend
+from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
 from anyio.lowlevel import RunVar
 from msgspec import Struct
 
@@ -293,17 +293,23 @@ async def in_a_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | No
     Not in one of anyio's for asyncio: those end with the root task of their loop, and a loop that Ctrl-C has left never
     ends it. It is marked as one of them, so that a signer may go back to the loop by ``anyio.from_thread``.
     """
-    if on_trio():
-        return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
-    backend = get_async_backend()
-    token = backend.current_token()
-
-    def work() -> R:
-        with claim_worker_thread(backend, token):
-            return call()
-
     async with nullcontext() if limiter is None else limiter:
-        return await Aside(partial(context_of_a_thread().run, work)).awaited_within(None)
+        if on_trio():  # its threads are daemons; a limiter of its own would count an abandoned call
+            return await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
+        backend = get_async_backend()
+        token = backend.current_token()
+
+        def work() -> R:
+            with claim_worker_thread(backend, token):
+                threadlocals.current_cancel_scope = scope  # as in anyio's own threads
+                try:
+                    return call()
+                finally:
+                    del threadlocals.current_cancel_scope
+
+        with anyio.CancelScope() as scope:
+            result = await Aside(partial(context_of_a_thread().run, work)).awaited_within(None)
+        return result  # noqa: RET504 - a scope may end its block early, for mypy
 
 
 async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:

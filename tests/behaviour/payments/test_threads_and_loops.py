@@ -142,7 +142,7 @@ def test_a_signer_may_go_back_to_the_loop(backend):
         async def wait():
             await anyio.sleep(0)
 
-        signer = SpySigner(before=lambda _: anyio.from_thread.run(wait))
+        signer = SpySigner(before=lambda _: (anyio.from_thread.check_cancelled(), anyio.from_thread.run(wait)))
         with make_guard(signer=signer) as guard:
             session = guard.session("s", budget="$1")
             async with async_client(session, Shop()) as http:
