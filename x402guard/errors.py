@@ -385,6 +385,11 @@ class LedgerUnavailable(X402GuardError):
     retry: Retry = "later"
     advice = "Nothing was paid. Make the ledger writable again, then repeat the call."
 
+    def __init__(self, message: str, *, advice: str | None = None, retry: Retry | None = None) -> None:
+        super().__init__(message, advice=advice)
+        if retry is not None:
+            self.retry = retry
+
 
 class IllegalTransition(X402GuardError):
     """The ledger's table forbids this step: a bug in x402guard or in a store."""

@@ -38,7 +38,7 @@ from x402guard import (
 )
 from x402guard.flow.effects import Reply
 from x402guard.flow.request import RequestFacts
-from x402guard.flow.sealed import forgetting
+from x402guard.flow.sealed import forget_frames, forgetting
 
 OFFERS = {
     "exact": required(),
@@ -324,6 +324,72 @@ def test_a25_forgetting_ends_no_other_task_that_has_the_same_error():
         return await asyncio.wait_for(other, 5)
 
     assert asyncio.run(main()) == "ended"
+
+
+class Unchangeable(Exception):  # noqa: N818 - as a frozen dataclass is
+    def __setattr__(self, name, value):
+        raise TypeError("it is frozen")
+
+
+class OddNotes(Exception):  # noqa: N818
+    __notes__ = None
+
+
+@pytest.mark.parametrize("kind", [Unchangeable, OddNotes])
+@pytest.mark.parametrize("place", ["itself", "cause", "context"])
+def test_a25_an_error_that_refuses_to_be_changed_loses_its_frames_and_stays_the_one_that_is_raised(kind, place):
+    def deep():
+        secret = "held below"
+        raise kind(len(secret))
+
+    def below():
+        if place == "itself":
+            deep()
+        try:
+            deep()
+        except kind as error:
+            if place == "cause":
+                raise KeyError("outer") from error
+            raise KeyError("outer")  # noqa: B904
+
+    with pytest.raises(kind if place == "itself" else KeyError) as caught:
+        with forgetting():
+            below()
+    inner = caught.value if place == "itself" else caught.value.__cause__ or caught.value.__context__
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(inner.__traceback__)]
+    assert not {"deep", "below"} & {*names}
+
+
+def test_a25_a_log_record_that_is_kept_from_below_shows_no_local_variables():
+    kept = []
+
+    def below():
+        secret = "held below"
+        try:
+            raise ValueError(len(secret))
+        except ValueError:
+            kept.append(sys.exc_info())  # as a logger does
+            raise
+
+    with pytest.raises(ValueError), forgetting():
+        below()
+    [(_, _, trace)] = kept
+    assert [frame.f_locals for frame, _ in traceback.walk_tb(trace)] == [{}]
+
+
+def test_a25_an_error_of_another_task_keeps_not_even_its_first_frame():
+    async def sends():
+        secret = "held by the task"
+        raise OSError(len(secret))
+
+    async def main():
+        [error] = await asyncio.gather(sends(), return_exceptions=True)
+        forget_frames(error)
+        return error
+
+    error = asyncio.run(main())
+    assert error.__traceback__ is None
+    assert "sends" in error.__notes__[0]
 
 
 def _fail_below_us():

@@ -1,6 +1,8 @@
 """`x402guard init`: a settings file that changes nothing, whose every line can be taken as it stands."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,14 @@ def test_a_new_settings_file_changes_nothing_and_says_what_is_on(tmp_path):
     assert (made.policy.build(), made.metering.build()) == (Settings().policy.build(), Settings().metering.build())
     assert made.model_dump(exclude={"policy", "metering"}) == Settings().model_dump(exclude={"policy", "metering"})
     assert typed("policy", "check", "x402guard.toml", cwd=tmp_path).returncode == 0
+
+
+def test_a_settings_file_that_a_full_disk_cuts_off_is_not_left(tmp_path):
+    command = ["sh", "-c", f"ulimit -f 8; exec {sys.executable} -m x402guard init"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    assert "x402guard.toml cannot be written: File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def shown(table):

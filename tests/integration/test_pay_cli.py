@@ -54,6 +54,17 @@ def test_an_answer_that_cannot_be_printed_was_paid_all_the_same_and_that_is_said
     assert ("No space left on device" in done.stderr) == (place == ">/dev/full")
 
 
+@pytest.mark.parametrize("charset", ["hex", "rot13", "idna"])
+def test_a_charset_that_decodes_no_text_hides_no_payment(net, tmp_path, charset):
+    head = paid_head(b"content-length: 3\r\n\r\n").replace(b"text/plain", f"text/plain; charset={charset}".encode())
+    with Trickler() as server:
+        server.answers["/x"] = once_paid(lambda line: line.send(head + "\u00e9!".encode()))
+        key = {"X402GUARD_PRIVATE_KEY": net.payer_key}
+        done = forked("pay", f"{server.url}/x", "--budget", "0.50", "--json", cwd=tmp_path, **key)
+    shown = json.loads(done.stdout)
+    assert (shown["status"], shown["paid"]["amount"], shown["body"]) == (200, "0.01", "\u00e9!")
+
+
 def test_nothing_is_paid_for_an_answer_that_has_no_place(net, tmp_path):
     done = piped(net, tmp_path, ">&-")
     assert "stdout is closed: what is paid for would be lost" in done.stderr

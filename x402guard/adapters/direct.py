@@ -368,7 +368,7 @@ class Payment:
     def without_payment(self, error: BaseException) -> BaseException:
         """Return an error that may be shown, or one in its place if its text has the payment: a server may echo it.
 
-        The local variables of its frames are cleared.
+        The frames below the catching one are dropped.
         """
         forget_frames(error)
         with forgetting():

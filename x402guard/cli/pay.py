@@ -53,9 +53,8 @@ def pay(
         most = _most(settings.ledger, dollars_to_nanos(limit))
         show_verdicts(replace(explainer_of(settings), most=most).url(request), as_json=as_json)
         return
-    if (
-        getattr(sys.stdout, "name", "") == os.devnull
-    ):  # as main puts it in place of one that is closed; not for > /dev/null
+    # `main` puts the null device in place of a stream that is closed. With `> /dev/null` the stream has its usual name.
+    if getattr(sys.stdout, "name", "") == os.devnull:
         raise ConfigError("stdout is closed: what is paid for would be lost; give it a place, such as > answer")
     with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
         with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:
@@ -105,6 +104,7 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
 
     If the answer cannot be printed, what was paid is said all the same.
     """
+    line = _line(answer, receipt)
     try:
         if as_json:
             paid = receipt and _paid(receipt)
@@ -112,12 +112,12 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
         else:
             typer.echo(answer.content, nl=False)
     except OSError:
-        typer.echo(f"\n{_line(answer, receipt)}", err=True)
+        typer.echo(f"\n{line}", err=True)
         if receipt is not None:
             typer.echo("Running it again signs a new payment. x402guard sessions and report show this one.", err=True)
         raise
     if not as_json:
-        typer.echo(f"\n{_line(answer, receipt)}" if receipt is None else _line(answer, receipt), err=True)
+        typer.echo(f"\n{line}" if receipt is None else line, err=True)
 
 
 def _text(answer: httpx.Response) -> str:

@@ -399,7 +399,6 @@ def _closing_threads(_pid: int, _of_guards: bool) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor
 
     # Guards have their own: sessions that end slowly may take all forty.
-
     return ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="x402guard-closing")
 
 

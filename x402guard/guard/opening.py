@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final, Literal, Self, TypeVar, get_args
+from typing import Final, Literal, Self, get_args
 
 from msgspec import Struct
 
@@ -25,8 +25,6 @@ from x402guard.llm.meter import Meter
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, parts_of
 from x402guard.tools.token_budget import TokenBudget
-
-R = TypeVar("R")
 
 _NONE: Final[frozenset[str]] = frozenset()
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())

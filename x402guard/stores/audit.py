@@ -140,7 +140,9 @@ def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> Since:
     save a read, and ``audit`` does without them.
     """
     held = _held(query)
-    for quiet, nodes in _unlike_noted(query, held):
+    quiet = _noted(query)
+    nodes = None if quiet is None else _beside(query, quiet, held)
+    if nodes is not None:
         found = _since(query, nodes, held, quiet=quiet, most=most)
         if not found.problems:
             return found
@@ -201,21 +203,26 @@ class Quiet(Struct, frozen=True):
     others: dict[str, int]
 
 
-def _unlike_noted(query: Query, held: Mapping[str, int]) -> Iterator[tuple[Quiet, list[Node]]]:
-    """Yield the quiet budgets that were noted, and all nodes but them; nothing if one of them has changed."""
+def _noted(query: Query) -> Quiet | None:
+    """Return the quiet budgets that were noted. A note that cannot be read is none."""
     for row in query("SELECT kind, key, value FROM marks WHERE kind = ? AND key = ?", QUIET_MARK):
         with suppress(ValidationError, UnreadableRecord):
-            quiet = read_struct(to_mark(row)[1], Quiet)
-            [(newer, count)] = query(_COUNTS, (quiet.last,))
-            if newer > _MOST_NEWER or len(quiet.others) > count or list(query(_STRAYS, ())):
-                return
-            if _digest(query, quiet) != quiet.digest:
-                return
-            others = (quiet.last, json.dumps([*quiet.others]))
-            nodes = [to_node(row) for row in query(f"{NODES} WHERE rowid > ? OR id IN {_LISTED}", others)]
-            ids = {node.id for node in nodes}
-            if ids >= {node.parent_id for node in nodes} - {None} | quiet.others.keys() | held.keys():
-                yield quiet, nodes
+            return read_struct(to_mark(row)[1], Quiet)
+    return None
+
+
+def _beside(query: Query, quiet: Quiet, held: Mapping[str, int]) -> list[Node] | None:
+    """Return all nodes but the quiet ones; None if one of these has changed, so that all have to be compared."""
+    [(newer, count)] = query(_COUNTS, (quiet.last,))
+    if newer > _MOST_NEWER or len(quiet.others) > count or list(query(_STRAYS, ())):
+        return None
+    if _digest(query, quiet) != quiet.digest:
+        return None
+    others = (quiet.last, json.dumps([*quiet.others]))
+    nodes = [to_node(row) for row in query(f"{NODES} WHERE rowid > ? OR id IN {_LISTED}", others)]
+    ids = {node.id for node in nodes}
+    needed = {node.parent_id for node in nodes} - {None} | quiet.others.keys() | held.keys()
+    return nodes if ids >= needed else None
 
 
 def _now_quiet(query: Query, nodes: Iterable[Node], busy: Collection[str]) -> Quiet | None:
@@ -241,13 +248,15 @@ def _now_quiet(query: Query, nodes: Iterable[Node], busy: Collection[str]) -> Qu
 
 
 def _digest(query: Query, quiet: Quiet) -> str:
-    """Return the digest over the rows of the quiet budgets, some thousand of them at a time, and over the rest of the note."""
+    """Return the digest over the rows of the quiet budgets, what is archived, and the rest of the note."""
     others = json.dumps([*quiet.others])
     digest = hashlib.sha256(json.dumps([quiet.last, quiet.others]).encode())
     after: int | None = -(2**63)
     while after is not None:
         [(some, after)] = query(_SAID, (after, quiet.last, others))
         digest.update(f"{some}\n".encode(errors="surrogatepass"))
+    for row in query(f"{ARCHIVED} ORDER BY node_id, seq", ()):
+        digest.update(json.dumps([*row]).encode())
     return digest.hexdigest()
 
 

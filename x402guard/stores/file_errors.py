@@ -46,26 +46,27 @@ def as_unavailable(what: str, path: Path, error: Exception) -> LedgerUnavailable
     """Return the error to raise for one of ``LOST``."""
     code = getattr(error, "sqlite_errorcode", None)
     advice, retry = _ADVICE.get(-1 if code is None else code & 0xFF, (None, LedgerUnavailable.retry))
-    wrapped = LedgerUnavailable(f"{what} {path}: {error}", advice=advice)
-    wrapped.retry, wrapped.__cause__ = retry, error
+    wrapped = LedgerUnavailable(f"{what} {path}: {error}", advice=advice, retry=retry)
+    wrapped.__cause__ = error
     return wrapped
 
 
 def foreign(path: Path) -> LedgerUnavailable:
     """Return the error for a database that is not a ledger."""
-    error = LedgerUnavailable(f"{path} is a database of another program; choose another file", advice=_ANOTHER)
-    error.retry = "after_change"
-    return error
+    return LedgerUnavailable(
+        f"{path} is a database of another program; choose another file",
+        advice=_ANOTHER,
+        retry="after_change",
+    )
 
 
 def unfinished(path: Path) -> LedgerUnavailable:
     """Return the error for a file in which a ledger was begun, and in which there is none: the disk was full."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"the ledger {path} was begun and not made",
         advice="Nothing was paid. Make room on its disk, then run `x402guard budget set wallet AMOUNT --new`.",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def unsound(path: Path, problem: str) -> LedgerUnavailable:
@@ -85,61 +86,56 @@ def changed(path: Path) -> LedgerUnavailable:
 
 def moved(path: Path, url: str) -> LedgerUnavailable:
     """Return the error for a ledger that was moved to another place: here it would be a second budget."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"the ledger {path} was moved to {url}",
         advice=f"Nothing was paid. Use that one: X402GUARD_LEDGER={url}",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def older(path: Path, commits: int) -> LedgerUnavailable:
     """Return the error for a ledger that is older than the one that was here: payments since then are not in it."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"the ledger {path} is older than the one that was here: {commits} durable commits are not in it",
         advice=(
             "Nothing was paid. Put the newer file back, with its -wal file. If it is lost, the owner runs `x402guard ledger "
             "restore --accept-older`, which counts what may be out and trips every session."
         ),
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def newer(path: Path, done: str, version: int) -> LedgerUnavailable:
     """Return the error for a ledger of a later version than this library's: it was *done* (written, changed) by another."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"{path} was {done} by a newer x402guard (ledger version {version}); update this installation",
         advice="Nothing was paid. Update x402guard here, then start this process again.",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def put_back(path: Path, version: int) -> LedgerUnavailable:
     """Return the error for a ledger of an earlier *version* that was put in place of an open one."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"{path} has ledger version {version} now, an earlier one than when it was opened",
         advice="Nothing was paid. Put the newer file back, with its -wal file, then start this process again.",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def of_another_version(path: Path, version: int, known: int) -> LedgerUnavailable:
     """Return the error for a ledger of another *version* than the one *known*, where it is not brought to that one."""
     if version > known:
         return newer(path, "written", version)
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"{path} has ledger version {version}, and this installation reads version {known}; opening it once with the right "
         "to write brings it there, and older installations are refused from then on",
         advice=(
             f"Nothing was paid. End the processes of older installations, run `x402guard verify --ledger {shlex.quote(str(path))}`, "
             "then repeat the call."
         ),
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def refuse_unless_kept(path: Path) -> None:
@@ -171,13 +167,12 @@ def refuse_second_path(path: Path) -> None:
     elif _is_mounted(path):
         why = "is mounted without its folder"
     if why:
-        error = LedgerUnavailable(
+        raise LedgerUnavailable(
             f"the ledger {path} {why}, and its -wal and -lock files are beside one path alone: another process would "
             "not see what is held",
             advice="Nothing was paid. Give all processes the same path: mount the folder of the file, and remove links to it.",
+            retry="after_change",
         )
-        error.retry = "after_change"
-        raise error
 
 
 def _is_mounted(path: Path) -> bool:

@@ -263,15 +263,14 @@ def _added(connection: sqlite3.Connection) -> list[tuple[str]]:
     names = [str(row[1]) for row in connection.execute("PRAGMA table_xinfo(entries)")]
     for name in names:
         if name not in ENTRY_COLUMNS:
-            error = LedgerUnavailable(
+            raise LedgerUnavailable(
                 f"the table entries has a column {name!r} that x402guard has not made, and its next version would lose it",
                 advice=(
                     f"Nothing was paid. Copy what the column has, drop what uses it, run ALTER TABLE entries DROP COLUMN "
                     f"{name!r} in sqlite3, and repeat the call."
                 ),
+                retry="after_change",
             )
-            error.retry = "after_change"
-            raise error
     return connection.execute(_ADDED).fetchall()
 
 

@@ -33,11 +33,8 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
     ("nodes", NODE_COLUMNS, "ORDER BY rowid"),  # parents first
     ("holds", HOLD_COLUMNS, "ORDER BY rowid"),
     ("entries", ENTRY_COLUMNS, "ORDER BY node_id, seq"),
-    (
-        "marks",
-        ("kind", "key", "value"),
-        "WHERE kind NOT IN ('checked', 'quiet')",
-    ),  # how far the file was checked says nothing there
+    # How far the file was checked says nothing there.
+    ("marks", ("kind", "key", "value"), "WHERE kind NOT IN ('checked', 'quiet')"),
     ("archived", Archived.__struct_fields__, ""),
 )
 

@@ -291,19 +291,18 @@ def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     )
     if lines[0].startswith("only the owner of the ledger"):
         advice = "Nothing was changed. Run it as the role that made the ledger."
-    wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice)
-    wrapped.retry, wrapped.__cause__ = retry, error
+    wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice, retry=retry)
+    wrapped.__cause__ = error
     return wrapped
 
 
 def another(url: str) -> LedgerUnavailable:
     """Return the error for a server that has another ledger now: it would be a second budget."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"{url} is another ledger than the one that was opened",
         advice="Nothing was paid. Bring back the database that was here, or end this process and open the other ledger.",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def unsure(url: str) -> LedgerUnavailable:
@@ -319,12 +318,11 @@ def unsure(url: str) -> LedgerUnavailable:
 
 def rolled_back(url: str) -> LedgerUnavailable:
     """Return the error for a server without the newest entries of this process, such as a replica that took over."""
-    error = LedgerUnavailable(
+    return LedgerUnavailable(
         f"{url} has lost the newest entries of this process: another server has taken over, or a backup was restored. What "
         "was signed may still be taken: end the agents, and follow the page about a fleet, under failover",
+        retry="after_change",
     )
-    error.retry = "after_change"
-    return error
 
 
 def moving(url: str) -> LedgerUnavailable:

@@ -46,8 +46,9 @@ class ReadOnlyStore(SqliteStore):
         self._clock = StoreClock(None, None)
         self._closed, self._pid = False, os.getpid()
         self._is_known = False
+        existed = was_used(self._path)  # before the file is read: it may be made in between
         with self._connected() as connection:
-            self._refuse_other_version(connection)
+            self._refuse_other_version(connection, existed=existed)
         self._is_known = True
         if verified:
             self._refuse_unless_sound()
@@ -89,13 +90,13 @@ class ReadOnlyStore(SqliteStore):
         if here < noted:
             raise older(self._path, noted - here)
 
-    def _refuse_other_version(self, connection: sqlite3.Connection) -> None:
+    def _refuse_other_version(self, connection: sqlite3.Connection, *, existed: bool) -> None:
         [owner] = connection.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
             [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if owner or tables:
                 raise foreign(self._path)
-            raise gone(self._path) if was_used(self._path) else unfinished(self._path)
+            raise gone(self._path) if existed else unfinished(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
         if moved_to := noted_move(self._path):

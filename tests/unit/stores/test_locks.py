@@ -235,6 +235,19 @@ def test_one_has_the_turn_until_it_is_given_back(turns):
     second.give()
 
 
+def test_a_first_waiter_that_is_stopped_keeps_no_other_from_the_turn(turns):
+    holder, stopped, other = turns
+    assert holder.take(0)
+    assert file_turn.locks(stopped._queue)  # it was stopped as the first in the queue
+    waits = threading.Thread(target=lambda: got.append(other.take(5)))
+    got = []
+    waits.start()
+    time.sleep(0.05)
+    holder.give()
+    waits.join(WAIT_S)
+    assert got == [True]
+
+
 def test_a_wait_for_the_turn_among_processes_ends_when_it_was_told_to(turns):
     first, second, _ = turns
     assert first.take(0)

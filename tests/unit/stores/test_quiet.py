@@ -106,6 +106,8 @@ EDIT = st.one_of(
             "UPDATE nodes SET head = head || char(0) || 'x' WHERE id = 'over1'",
             "UPDATE nodes SET state = state || char(0) || 'x' WHERE id = 'over1'",
             "UPDATE nodes SET id = 'over1 x' WHERE id = 'over1'",
+            "INSERT INTO archived VALUES ('over1', 3, 'none.gz', 'd', 'x', 1)",
+            "INSERT INTO archived VALUES ('over1', 30, 'none.gz', 'd', '{\"seq\": 30, \"captured\": 7}', 1)",
             "UPDATE nodes SET head = cast(x'ff' AS TEXT) WHERE id = 'over1'",
         ]
     ),
