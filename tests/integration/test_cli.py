@@ -5,7 +5,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -343,3 +346,14 @@ def test_doctor_says_of_a_ledger_what_a_guard_says_of_it(spent, tmp_path, change
     found = found_by_doctor(spent)
     assert [verdict for check, verdict, detail in found if check == "ledger" and says in detail] == ["problem"]
     assert {path.name: path.read_bytes() for path in spent.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["doctor", "sessions"])
+def test_a_working_directory_that_is_gone_is_named(tmp_path, command):
+    line = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m x402guard {command}"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, check=False, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert "The working directory is gone: change to another one." in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stderr

@@ -190,10 +190,7 @@ def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Findi
 
 def _place(path: Path) -> Finding:
     """Return whether a ledger can be made where there is none."""
-    try:
-        parent = path.resolve().parent
-    except FileNotFoundError:
-        return Finding("ledger", "problem", "the working directory is gone; change to another one")
+    parent = path.resolve().parent
     if not parent.is_dir():
         return Finding("ledger", "problem", f"folder {parent} does not exist; create it first")
     writable = os.access(parent, os.W_OK)

@@ -90,9 +90,11 @@ def _looking_at(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_gone = isinstance(error, FileNotFoundError)  # only of the working directory: a missing file raises nothing
+        fix = "The working directory is gone: change to another one." if is_gone else "Let this user enter its folder."
         raise LedgerUnavailable(
             f"the ledger {path} cannot be looked at: {error.strerror}",
-            advice="Nothing was paid. Let this user enter its folder, or name another ledger.",
+            advice=f"Nothing was paid. {fix} Or name another ledger.",
         ) from error
 
 
