@@ -355,5 +355,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path, command):
         ["sh", "-c", line], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, check=False, capture_output=True,
         text=True, timeout=60,
     )  # fmt: skip
-    assert "The working directory is gone: change to another one." in " ".join((done.stdout + done.stderr).split())
+    assert "The working directory is gone: change to another one, or name another ledger." in " ".join(
+        (done.stdout + done.stderr).split()
+    )
     assert "Traceback" not in done.stderr

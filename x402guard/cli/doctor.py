@@ -199,9 +199,9 @@ def _place(path: Path) -> Finding:
 
 
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
-    url = as_ledger_url(url)
-    path = ledger_path(url) if url.startswith("sqlite:///") else None
     try:
+        url = as_ledger_url(url)
+        path = ledger_path(url) if url.startswith("sqlite:///") else None
         check_ledger_url(url)
         is_there = path is None or ledger_exists(url)
     except (ConfigError, LedgerUnavailable) as error:

@@ -90,11 +90,14 @@ def _looking_at(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_gone = isinstance(error, FileNotFoundError)  # only of the working directory: a missing file raises nothing
-        fix = "The working directory is gone: change to another one." if is_gone else "Let this user enter its folder."
+        fix = "Name another ledger."
+        if isinstance(error, FileNotFoundError):  # only of the working directory: a missing file raises nothing
+            fix = "The working directory is gone: change to another one, or name another ledger."
+        elif isinstance(error, PermissionError):
+            fix = "Let this user enter its folder, or name another ledger."
         raise LedgerUnavailable(
             f"the ledger {path} cannot be looked at: {error.strerror}",
-            advice=f"Nothing was paid. {fix} Or name another ledger.",
+            advice=f"Nothing was paid. {fix}",
         ) from error
 
 
@@ -153,7 +156,11 @@ def _shown(url: str) -> str:
 
 def ledger_path(url: str) -> Path:
     """Return the file that a ``sqlite:///…`` URL names; ``~`` is the home folder."""
-    return Path(url.removeprefix("sqlite:///")).expanduser()
+    path = Path(url.removeprefix("sqlite:///"))
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"ledger: {path.parts[0]!r:.60} is no user's home folder; write the whole path") from None
 
 
 def _check_postgres(url: str) -> None:
@@ -189,6 +196,10 @@ def _usable(path: Path) -> None:
             )
     with _looking_at(path):
         has_folder, is_folder = path.absolute().parent.is_dir(), path.is_dir()
+        try:
+            path.resolve()
+        except RuntimeError:  # until Python 3.12
+            raise ConfigError(f"ledger: {path} is a link that leads back to itself; name a file") from None
     if not has_folder:
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; create it first, or choose another")
     if is_folder:

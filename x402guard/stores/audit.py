@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta, Struct, ValidationError
+from msgspec.json import Encoder
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
@@ -57,6 +58,7 @@ _STRAYS: Final = (
     "SELECT 1 FROM marks WHERE kind = 'checked' AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = key) UNION ALL "
     "SELECT 1 FROM archived WHERE NOT EXISTS (SELECT 1 FROM nodes WHERE id = node_id) LIMIT 1"
 )
+_ENCODED: Final = Encoder().encode
 _FEWEST_QUIET: Final = 500
 _MOST_NEWER: Final = 2_000
 """With more budgets that are newer than what was noted, all are read once more, and noted."""
@@ -256,7 +258,7 @@ def _digest(query: Query, quiet: Quiet) -> str:
         [(some, after)] = query(_SAID, (after, quiet.last, others))
         digest.update(f"{some}\n".encode(errors="surrogatepass"))
     for row in query(f"{ARCHIVED} ORDER BY node_id, seq", ()):
-        digest.update(json.dumps([*row]).encode())
+        digest.update(_ENCODED(row))
     return digest.hexdigest()
 
 

@@ -74,13 +74,16 @@ def unsound(path: Path, problem: str) -> LedgerUnavailable:
     return LedgerUnavailable(
         f"the ledger {path} is inconsistent: {problem}",
         advice="Nothing was paid. `x402guard verify` shows what is wrong; restore a copy of the ledger that you trust.",
+        retry="after_change",
     )
 
 
 def changed(path: Path) -> LedgerUnavailable:
     """Return the error for a ledger one of whose files was removed or replaced while it was open."""
     return LedgerUnavailable(
-        f"{path}, or its -wal, -shm or -lock file, was removed or replaced while it was open; restore it, or open the ledger again"
+        f"{path}, or its -wal, -shm or -lock file, was removed or replaced while it was open; restore it, or open the ledger again",
+        advice="Nothing was paid. Put the file back, or start this process again.",
+        retry="after_change",
     )
 
 
@@ -149,6 +152,7 @@ def gone(path: Path) -> LedgerUnavailable:
     return LedgerUnavailable(
         f"the ledger {path} existed here and is missing",
         advice=f"Nothing was paid. Restore it. If you want a new budget, remove {path.name}-lock too.",
+        retry="after_change",
     )
 
 

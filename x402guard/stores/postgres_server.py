@@ -321,6 +321,7 @@ def rolled_back(url: str) -> LedgerUnavailable:
     return LedgerUnavailable(
         f"{url} has lost the newest entries of this process: another server has taken over, or a backup was restored. What "
         "was signed may still be taken: end the agents, and follow the page about a fleet, under failover",
+        advice="This call has paid nothing. End the agents, and follow the page about a fleet, under failover.",
         retry="after_change",
     )
 

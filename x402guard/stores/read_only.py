@@ -61,7 +61,7 @@ class ReadOnlyStore(SqliteStore):
         wal, noted = Path(f"{self._path}-wal"), noted_generation(self._path)
         with unavailable("cannot read the ledger", self._path):
             # Without a -wal nothing is open for writing, and the file is whole; SQLite would make files beside it.
-            whole = not wal.exists() or wal.stat().st_size == 0
+            whole = not _size_of(wal)
             uri = f"{self._path.as_uri()}?mode=ro" + ("&immutable=1" if whole else "")
             stamp = self._stamp()
             try:
@@ -70,7 +70,7 @@ class ReadOnlyStore(SqliteStore):
                         refuse_another_version(connection, self._path)
                         self._refuse_older(connection, noted.n)
                     yield connection
-            except sqlite3.Error:
+            except (sqlite3.Error, LedgerUnavailable):  # what is not there yet may be on its way
                 if whole and self._stamp() != stamp:
                     raise self._moved() from None
                 raise
@@ -83,7 +83,10 @@ class ReadOnlyStore(SqliteStore):
         return known.st_ino, known.st_size, known.st_mtime_ns, Path(f"{self._path}-wal").exists()
 
     def _moved(self) -> LedgerUnavailable:
-        return LedgerUnavailable(f"{self._path} was opened for writing while it was read; look again")
+        return LedgerUnavailable(
+            f"{self._path} was opened for writing while it was read; look again",
+            advice="Nothing was paid. Repeat the command.",
+        )
 
     def _refuse_older(self, connection: sqlite3.Connection, noted: int) -> None:
         [here] = connection.execute("SELECT n FROM generation").fetchone()
@@ -91,6 +94,7 @@ class ReadOnlyStore(SqliteStore):
             raise older(self._path, noted - here)
 
     def _refuse_other_version(self, connection: sqlite3.Connection, *, existed: bool) -> None:
+        connection.execute("BEGIN")  # its owner and its tables are read as of one moment: it may be made meanwhile
         [owner] = connection.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
             [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -103,6 +107,7 @@ class ReadOnlyStore(SqliteStore):
             raise moved(self._path, moved_to)
         if version != len(MIGRATIONS):
             raise of_another_version(self._path, version, len(MIGRATIONS))
+        connection.execute("ROLLBACK")
 
     @override
     def transact(self, scope: Scope, change: Change[R]) -> R:
@@ -123,3 +128,10 @@ class ReadOnlyStore(SqliteStore):
     @override
     def close(self) -> None:
         self._closed = True
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
