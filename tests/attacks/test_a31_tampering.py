@@ -27,6 +27,7 @@ def path(tmp_path):
             session.child("inner", budget="$0.10").charge("search", "$0.02")
         guard.session("stopped", budget="$0.10", id="stopped").trip("for the test")
         guard.session("run", budget="$0.40", id="run")
+        guard.session("idle", budget="$0.05", id="idle")
     return path
 
 
@@ -62,6 +63,14 @@ EDITS = {
         "UPDATE entries SET seq = -1 WHERE node_id = 'run' AND seq = 2; UPDATE entries SET seq = 2 WHERE node_id = 'run' "
         "AND seq = 3; UPDATE entries SET seq = 3 WHERE node_id = 'run' AND seq = -1"
     ),
+    "a session below no budget": "UPDATE nodes SET parent_id = NULL WHERE id = 'idle'",
+    "a session below another one": "UPDATE nodes SET parent_id = 'run' WHERE id = 'idle'",
+    "a session that is a child": "UPDATE nodes SET kind = 'scope' WHERE id = 'idle'",
+    "more is past where nothing passes": "UPDATE nodes SET past = 9000000000 WHERE id = 'wallet'",
+    "a payment is worthless sooner": "UPDATE holds SET deadline_unix = deadline_unix - 30 WHERE kind = 'payment'",
+    "a payment is a tool": "UPDATE holds SET kind = 'tool' WHERE kind = 'payment'",
+    "facts that cannot be read": "UPDATE entries SET data = '{' WHERE node_id = 'run' AND seq = 1",
+    "facts that are no object": "UPDATE entries SET data = '[]' WHERE node_id = 'run' AND seq = 1",
     "a session that is gone": "PRAGMA foreign_keys = OFF; DELETE FROM nodes WHERE id = 'run'",
 }
 

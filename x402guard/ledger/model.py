@@ -286,7 +286,7 @@ class Hold(Struct, frozen=True, gc=False):
 
 
 _ENCODED: Final = Encoder().encode
-_DECODED: Final = Decoder().decode
+_DECODED: Final = Decoder(dict[str, Any]).decode
 
 
 def entry_hash(covered: tuple[str | int | None, ...]) -> str:
@@ -321,6 +321,5 @@ class Entry(Struct, frozen=True, gc=False):
         return replace(self, hash=entry_hash(covered))
 
     def facts(self) -> Mapping[str, Any]:
-        """Return ``data`` decoded."""
-        facts: Mapping[str, Any] = _DECODED(self.data)
-        return facts
+        """Return ``data`` decoded. Raises ``ValueError`` if it is no JSON object."""
+        return _DECODED(self.data)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.frozen import readable
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.model import WALLET, Entry, HoldKind, HoldState, Node, NodeState
+from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeState
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
@@ -38,6 +38,13 @@ class HoldRow(Struct, frozen=True):
     state: str
     amount: int
     captured: int
+    kind: str
+    deadline_unix: int
+
+    @classmethod
+    def of(cls, hold: Hold) -> HoldRow:
+        """Return them of a hold."""
+        return cls(hold.id, hold.node_id, hold.state, hold.amount, hold.captured, hold.kind, hold.deadline_unix)
 
     @property
     def held(self) -> int:
@@ -79,6 +86,8 @@ def verify_balances(
             said, counted = getattr(node, name), getattr(total, name)
             if said != counted:
                 problems.append(f"budget {node.id!r}: its row has {name} = {said}, but its journal sums to {counted}")
+        if node.window is None and node.past:  # what is past does not count against the limit
+            problems.append(f"budget {node.id!r}: its row has past = {node.past}, but it has no window")
         if node.held != held.get(node.id, 0):
             problems.append(
                 f"budget {node.id!r}: its row has held = {node.held}, but its holds sum to {held.get(node.id, 0)}"
@@ -174,7 +183,8 @@ def verify_journal(
     journals = dict(known or {})
     amounts = {hold_id: (node_id, held, 0) for node_id, said in journals.items() for hold_id, held in said.live.items()}
     bindings = _Bindings() if keeps_idle else None
-    problems = _walk(entries, journals, amounts, bindings)
+    stated = _Stated()
+    problems = _walk(entries, journals, amounts, bindings, stated)
     problems += [] if bindings is None else bindings.broken(known or {})
     for node in by_id.values():
         said = journals.get(node.id, UNREAD)
@@ -189,6 +199,7 @@ def verify_journal(
         if (node.state is NodeState.TRIPPED) != said.tripped:
             problems.append(f"budget {node.id!r}: its row has state = {node.state}, but its journal says otherwise")
     rows = {row.id: row for row in holds or ()}
+    problems += [*stated.differing_budgets(by_id), *stated.differing_holds(rows)]
     for hold_id, (node_id, held, captured) in amounts.items() if holds is not None else ():
         row = rows.pop(hold_id, None)
         if row is None:
@@ -299,11 +310,53 @@ class _Bindings:
         ]
 
 
+def verify_opened(node: Node, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a budget's row says otherwise than the *facts* of its journal's first entry.
+
+    A session with another parent would spend what is not the wallet's.
+    """
+    for name, value in (("kind", str(node.kind)), ("parent", node.parent_id)):
+        if value != facts.get(name):
+            yield f"budget {node.id!r}: its row has {name} = {value}, but its journal says {facts.get(name)}"
+
+
+class _Stated:
+    """What the entries have said of budgets as they were opened, and of holds as they were authorized. It never changes."""
+
+    def __init__(self) -> None:
+        self._budgets: dict[str, Mapping[str, Any]] = {}
+        self._holds: dict[str, Mapping[str, Any]] = {}
+
+    def see(self, entry: Entry) -> None:
+        """Note what an entry says. Raises ``ValueError`` for one whose facts cannot be read."""
+        if entry.event == "open":
+            self._budgets[entry.node_id] = entry.facts()
+        elif entry.event == "authorize" and entry.hold_id is not None:
+            self._holds[entry.hold_id] = entry.facts()
+
+    def differing_budgets(self, nodes: Mapping[str, Node]) -> Iterator[str]:
+        """Yield the budgets whose rows say something else."""
+        for node_id, facts in self._budgets.items():
+            if node_id in nodes:
+                yield from verify_opened(nodes[node_id], facts)
+
+    def differing_holds(self, rows: Mapping[str, HoldRow]) -> Iterator[str]:
+        """Yield the holds whose rows say something else: one with an earlier deadline is freed while it can be taken."""
+        for hold_id, facts in self._holds.items():
+            row = rows.get(hold_id)
+            if row is None:
+                continue
+            for name, value in (("kind", str(row.kind)), ("deadline", row.deadline_unix)):
+                if value != facts.get(name, value):
+                    yield f"hold {hold_id}: its row has {name} = {value}, but its journal says {facts[name]}"
+
+
 def _walk(
     entries: Iterable[Entry],
     journals: dict[str, Checked],
     amounts: dict[str, tuple[str, int, int]],
     bindings: _Bindings | None,
+    stated: _Stated,
 ) -> list[str]:
     """Fold the entries into what the journals say, and into hold id → (node, held, captured). Return their faults."""
     problems: list[str] = []
@@ -314,7 +367,11 @@ def _walk(
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} does not follow entry {said.seq}")
         if entry.sealed().hash != entry.hash:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} was changed after it was written")
-        journals[entry.node_id] = said.then(entry)
+        try:
+            journals[entry.node_id] = said.then(entry)
+            stated.see(entry)
+        except ValueError as error:
+            problems.append(f"budget {entry.node_id!r}: entry {entry.seq} cannot be read: {error}")
         if bindings is not None and (entry.granted_in or entry.granted_out):
             bindings.see(entry)
         earlier = entry.node_id in began and entry.hold_id not in amounts and entry.event != "authorize"

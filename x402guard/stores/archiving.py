@@ -174,7 +174,7 @@ def _read_again(path: Path, nodes: Sequence[Node], known: Mapping[str, Checked])
             entries.append(each)
         else:
             holds.append(each)
-    rows = [HoldRow(hold.id, hold.node_id, hold.state, hold.amount, hold.captured) for hold in holds]
+    rows = [HoldRow.of(hold) for hold in holds]
     before = {node.id: known.get(node.id, UNREAD) for node in nodes}
     problems, said = verify_journal(nodes, entries, rows, before)
     problems += [f"budget {n.id!r}: its journal is shorter than its row says" for n in nodes if said[n.id].seq != n.seq]

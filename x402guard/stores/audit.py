@@ -18,7 +18,16 @@ from x402guard.frozen import read_struct, readable
 from x402guard.ledger.model import Entry, Node, NodeState
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import path
-from x402guard.ledger.verify import MOST_PROBLEMS, UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
+from x402guard.ledger.verify import (
+    MOST_PROBLEMS,
+    UNREAD,
+    Balances,
+    Checked,
+    HoldRow,
+    verify_balances,
+    verify_journal,
+    verify_opened,
+)
 from x402guard.ledger.view import MarkKey
 from x402guard.stores.archive_file import (
     ARCHIVED,
@@ -37,7 +46,7 @@ Query = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
 MOST_AT_OPENING: Final = 10_000
 """Opening a ledger reads at most this many entries that were not checked before; of the rest only the sums."""
 
-_HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
+_HOLDS: Final = "SELECT id, node_id, state, amount, captured, kind, deadline_unix FROM holds"
 _SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
 _EVERY_SUM: Final = f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"
@@ -48,8 +57,8 @@ _LISTED: Final = "(SELECT value FROM json_each(?))"
 _SEPARATOR: Final = "\x1f"
 _SAID: Final = (  # separated by what no id has; with the length, because %s ends at a NUL
     "SELECT group_concat(said, char(10)), max(at) FROM (SELECT rowid AS at, "
-    f"printf('{_SEPARATOR.join(['%s'] * 6 + ['%d'] * 7)}', id, parent_id, kind, state, head, max_nanos, seq, "
-    "captured, held, granted_in, granted_out, live, "
+    f"printf('{_SEPARATOR.join(['%s'] * 6 + ['%d'] * 8)}', id, parent_id, kind, state, head, max_nanos, seq, "
+    "captured, held, granted_in, granted_out, live, past, "
     "length(CAST(id || ifnull(parent_id, char(0)) || kind || state || head AS BLOB))) AS said FROM nodes "
     f"WHERE rowid > ? AND rowid <= ? AND id NOT IN {_LISTED} ORDER BY rowid LIMIT 10000)"
 )
@@ -110,7 +119,7 @@ def _entries_of(away: Sequence[Archived], rows: list[HoldRow], differing: list[s
                 differing.append(f"budget {each.node_id!r}: the ledger says something else of its archived journal")
             yield each
         else:
-            rows.append(HoldRow(each.id, each.node_id, each.state, each.amount, each.captured))
+            rows.append(HoldRow.of(each))
     differing += [f"budget {node_id!r}: entry {seq} is in no archive" for node_id, seq in said]
 
 
@@ -158,6 +167,7 @@ def _since(query: Query, nodes: Sequence[Node], held: Mapping[str, int], *, quie
     is_first = quiet is None and not known
     sums = _sums(query, _EVERY_SUM) if is_first else _all_sums(query, grown, known)
     problems = verify_balances(nodes, sums, held, drawn=None if quiet is None else quiet.others)
+    problems = problems or list(_opened_otherwise(query, nodes))
     if problems:
         return Since(problems, {}, 0)
     read = list(islice(_later(query, grown, known), most))
@@ -176,6 +186,17 @@ def _since(query: Query, nodes: Sequence[Node], held: Mapping[str, int], *, quie
     went_on = {node.id for node in grown} & known.keys()
     new = _now_quiet(query, nodes, {*held, *went_on}) if quiet is None and len(read) < most else None
     return Since((), said, len(read), new)
+
+
+def _opened_otherwise(query: Query, nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield the differences between budgets and the first entries of their journals, where these are here."""
+    by_id = {node.id: node for node in nodes}
+    for record in query(f"{ENTRIES} WHERE seq = 1 AND node_id IN {_LISTED}", (json.dumps([*by_id]),)):
+        entry = to_entry(record)
+        try:
+            yield from verify_opened(by_id[entry.node_id], entry.facts())
+        except ValueError as error:
+            yield f"budget {entry.node_id!r}: entry {entry.seq} cannot be read: {error}"
 
 
 def _known(query: Query, node_ids: Sequence[str] | None) -> dict[str, Checked]:

@@ -46,6 +46,7 @@ from x402guard.stores.postgres_server import (
     Server,
     ServerClock,
     as_unavailable,
+    locked_by_another,
     prepare,
     rolled_back,
     settings,
@@ -65,9 +66,6 @@ _NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
 _MOST_LOCKED: Final = 5
-_LOCKED: Final = (
-    "another session of the database has locked rows of this ledger for ten seconds: an open transaction, or LOCK TABLE"
-)
 
 
 _LOST: Final = (
@@ -200,7 +198,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             except OUT_OF_TURN as error:
                 locked += isinstance(error, refused.LockNotAvailable)
                 if locked == _MOST_LOCKED:
-                    raise LedgerUnavailable(_LOCKED) from error
+                    raise locked_by_another() from error
                 turns = ()  # it took too long for a turn, or the one before it does
             except _CONFLICTS as error:
                 turns = tuple({*turns, *self._note_hot(error)})

@@ -180,7 +180,54 @@ END $$;
 
 _NO_TABLES: Final = ""
 
-MIGRATIONS: Final = (_TABLES, _ARCHIVED, _NO_TABLES)
+# A role could put a temporary table in the place of one of the catalog's, whose names are looked for there last of all.
+IS_OWNER: Final = """pg_catalog.pg_has_role(
+        current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'x402guard'), 'USAGE')"""
+_SAFELY: Final = "LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp"
+
+_PLACES: Final = f"""
+CREATE OR REPLACE FUNCTION x402guard.refuse_limit() RETURNS trigger {_SAFELY} AS $$
+BEGIN
+    IF NOT {IS_OWNER} THEN
+        RAISE EXCEPTION 'only the owner of the ledger raises a limit' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE FUNCTION x402guard.refuse_place() RETURNS trigger {_SAFELY} AS $$
+BEGIN
+    IF NOT {IS_OWNER} THEN
+        RAISE EXCEPTION 'only the owner of the ledger changes what a budget is'
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER a_budget_stays_what_it_is BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
+    WHEN (OLD.id <> NEW.id OR OLD.parent_id IS DISTINCT FROM NEW.parent_id OR OLD.kind <> NEW.kind OR OLD.name <> NEW.name
+        OR OLD.created_ms <> NEW.created_ms OR OLD."window" IS DISTINCT FROM NEW."window"
+        OR (NEW."window" IS NULL AND OLD.past <> NEW.past))
+    EXECUTE FUNCTION x402guard.refuse_place();
+CREATE FUNCTION x402guard.is_below_wallet(node_id text) RETURNS boolean {_SAFELY}
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN (WITH RECURSIVE above (id, parent_id, kind) AS (
+            SELECT n.id, n.parent_id, n.kind FROM x402guard.nodes AS n WHERE n.id = node_id
+            UNION SELECT n.id, n.parent_id, n.kind FROM above JOIN x402guard.nodes AS n ON n.id = above.parent_id)
+        SELECT bool_or(a.id = 'wallet' AND a.parent_id IS NULL) AND bool_and(a.kind <> 'tokens') FROM above AS a);
+END $$;
+CREATE FUNCTION x402guard.refuse_root() RETURNS trigger {_SAFELY} AS $$
+BEGIN
+    IF {IS_OWNER} OR (NEW.kind = 'tokens' AND NEW.parent_id IS NULL)
+            OR (NEW.past = 0 AND NEW.parent_id IS NOT NULL AND x402guard.is_below_wallet(NEW.id)) THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'only the owner of the ledger makes a budget that is not below its wallet'
+        USING ERRCODE = 'insufficient_privilege';
+END $$;
+CREATE TRIGGER a_budget_is_made_below_the_wallet AFTER INSERT ON x402guard.nodes
+    FOR EACH ROW EXECUTE FUNCTION x402guard.refuse_root();
+"""
+
+MIGRATIONS: Final = (_TABLES, _ARCHIVED, _NO_TABLES, _PLACES)
 """Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version.
 
 After the last one, ``FUNCTIONS`` are made anew. A change of theirs needs a migration, even if it is empty.

@@ -18,7 +18,15 @@ from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, Retry
-from x402guard.stores.postgres_schema import ANOTHER_LEDGER, FUNCTIONS, MIGRATIONS, MOVING, ROLLED_BACK, SCHEMA
+from x402guard.stores.postgres_schema import (
+    ANOTHER_LEDGER,
+    FUNCTIONS,
+    IS_OWNER,
+    MIGRATIONS,
+    MOVING,
+    ROLLED_BACK,
+    SCHEMA,
+)
 from x402guard.stores.rows import UnreadableRecord
 
 R = TypeVar("R")
@@ -71,7 +79,7 @@ _ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
     refused.InvalidCatalogName: ("Nothing was paid. Create the database once, with createdb.", "after_change"),
     refused.ReadOnlySqlTransaction: ("Nothing was paid. Name the primary server in the ledger's URL.", "after_change"),
     refused.LockNotAvailable: (
-        "Nothing was paid. Another connection keeps a part of the ledger locked: end it, or repeat the call later.",
+        "Nothing was paid. Another connection has locked a part of the ledger (see pg_locks): end it, or repeat the call.",
         "later",
     ),
     refused.DiskFull: ("Nothing was paid. The server's disk is full: make room, then repeat the call.", "later"),
@@ -326,6 +334,32 @@ def rolled_back(url: str) -> LedgerUnavailable:
     )
 
 
+def newer(url: str, version: int) -> LedgerUnavailable:
+    """Return the error for a ledger of a later *version* than this library's."""
+    return LedgerUnavailable(
+        f"{url} has ledger version {version}, a newer one than this installation's ({len(MIGRATIONS)}); update it",
+        advice="Nothing was paid. Update x402guard here, then start this process again.",
+        retry="after_change",
+    )
+
+
+def too_old(url: str, version: int) -> LedgerUnavailable:
+    """Return the error for a role that may not bring a ledger of an earlier *version* to this one."""
+    return LedgerUnavailable(
+        f"{url} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; its owner brings it there",
+        advice="Nothing was paid. Start this version of x402guard once as the role that made the ledger: `x402guard verify`.",
+        retry="after_change",
+    )
+
+
+def locked_by_another() -> LedgerUnavailable:
+    """Return the error for a ledger a part of which another session of the database has locked for long."""
+    return LedgerUnavailable(
+        "another session of the database has locked rows of this ledger for ten seconds: an open transaction, or LOCK TABLE",
+        advice=_ADVICE[refused.LockNotAvailable][0],
+    )
+
+
 def moving(url: str) -> LedgerUnavailable:
     """Return the error for a database to which a ledger is being moved: until all of it is there, it would be a new budget."""
     return LedgerUnavailable(
@@ -371,14 +405,13 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
         )
     if not table and read_only:
         raise LedgerUnavailable(f"{url} has no ledger, and it is open to be read only")
-    version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
-    if version < len(MIGRATIONS) and not read_only:
+    version, is_owner = server.run(f"SELECT version, {IS_OWNER} FROM {SCHEMA}.ledger")[0] if table else (0, True)
+    if version > len(MIGRATIONS):
+        raise newer(url, version)
+    if version < len(MIGRATIONS):
+        if read_only or not is_owner:
+            raise too_old(url, version)
         migrate(server)
-    elif version != len(MIGRATIONS):
-        raise LedgerUnavailable(
-            f"{url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
-            "update the older one of the two"
-        )
     [(ledger, now_ms, is_moving)] = server.run(
         f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {SCHEMA}.ledger"
     )

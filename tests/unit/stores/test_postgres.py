@@ -20,6 +20,7 @@ from x402guard.ledger.view import Scope
 from x402guard.stores import ledger_exists, open_store
 from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
 from x402guard.stores.postgres_server import as_unavailable
+from x402guard.stores.rows import NODE_COLUMNS
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -190,7 +191,8 @@ def test_a_newer_ledger_refuses_this_library(fresh):
     books.close()
     say("UPDATE x402guard.ledger SET version = version + 1")
     with pytest.raises(
-        LedgerUnavailable, match=f"has ledger version {VERSION + 1}, and .* works with version {VERSION}"
+        LedgerUnavailable,
+        match=f"has ledger version {VERSION + 1}, a newer one than this installation.s \\({VERSION}\\)",
     ):
         open_store(url)
 
@@ -247,6 +249,26 @@ def test_a_role_without_rights_is_refused_and_one_that_reads_can_report_and_chan
         say("DROP OWNED BY reporter; DROP ROLE reporter")
 
 
+_COLUMNS = ", ".join(NODE_COLUMNS).replace("window", '"window"')
+_COPIED = f"INSERT INTO x402guard.nodes ({_COLUMNS}) SELECT {_COLUMNS} FROM x402guard.nodes WHERE id = 'a'"
+_AS_B = _COPIED.replace("SELECT id, parent_id", "SELECT 'b', 'c'")
+REBUILT = (
+    "UPDATE x402guard.nodes SET parent_id = NULL WHERE id = 'a'",
+    "UPDATE x402guard.nodes SET parent_id = 'a/tokens' WHERE id = 'a'",
+    "UPDATE x402guard.nodes SET kind = 'tokens' WHERE id = 'a'",
+    "UPDATE x402guard.nodes SET id = 'gone' WHERE id = 'a'",
+    "UPDATE x402guard.nodes SET name = 'gone' WHERE id = 'a'",
+    "UPDATE x402guard.nodes SET past = 9000000000 WHERE id = 'wallet'",
+    'UPDATE x402guard.nodes SET "window" = \'["day", "UTC"]\', past = 9000000000 WHERE id = \'wallet\'',
+    _COPIED.replace("SELECT id, parent_id", "SELECT 'b', NULL"),
+    _COPIED.replace("SELECT id, parent_id", "SELECT 'b', 'b'"),
+    _COPIED.replace("SELECT id, parent_id", "SELECT 'b', 'a/tokens'"),
+    _COPIED.replace("SELECT id, parent_id, kind", "SELECT 'wallet2', NULL, 'wallet'"),
+    f"WITH b AS ({_AS_B}) " + _COPIED.replace("SELECT id, parent_id", "SELECT 'c', 'b'"),
+)
+"""Ways by which a session would spend what is not the wallet's, or the wallet more than its limit."""
+
+
 def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
     """With the rights of the page about a fleet, as they stand there."""
     url, say = fresh
@@ -260,7 +282,7 @@ def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
     try:
         with (
             make_guard(theirs) as guard,
-            guard.session("a", budget="$1.00") as session,
+            guard.session("a", budget="$1.00", id="a") as session,
             client(session, Shop()) as http,
         ):
             http.get("https://courts.example/1")
@@ -271,7 +293,12 @@ def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
         ):
             owner.set_budget("wallet", "$50.00")
         with psycopg.connect(theirs, autocommit=True) as agent:
+            agent.execute(
+                "CREATE TEMP TABLE pg_namespace AS SELECT 'x402guard'::name AS nspname, oid AS nspowner FROM pg_roles "
+                "WHERE rolname = current_user; CREATE TEMP TABLE nodes AS SELECT * FROM x402guard.nodes"
+            )
             for attempt in (
+                *REBUILT,
                 "UPDATE x402guard.nodes SET max_nanos = max_nanos * 2 WHERE id = 'wallet'",
                 "UPDATE x402guard.nodes SET max_nanos = NULL WHERE id = 'wallet'",
                 "DELETE FROM x402guard.nodes WHERE id = 'wallet'",
@@ -358,7 +385,7 @@ def test_rows_that_another_connection_has_locked_are_told_as_that(url, tmp_path)
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE x402guard.nodes")
         done = typed("sessions", "--ledger", url, cwd=tmp_path)
-    assert (done.returncode, "Another connection keeps a part of the ledger locked" in done.stderr) == (2, True), done
+    assert (done.returncode, "Another connection has locked a part of the ledger" in done.stderr) == (2, True), done
 
 
 def test_an_id_that_no_hold_can_have_is_refused(url):

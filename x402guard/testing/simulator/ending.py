@@ -100,9 +100,7 @@ class Ending:
         books.check_all(nodes, None if disk is None else disk.all_holds())
         roots = [node.id for node in nodes if node.parent_id is None]
         entries = [entry for root in roots for entry in store.entries(root)]
-        rows = [
-            HoldRow(hold.id, hold.node_id, str(hold.state), hold.amount, hold.captured) for hold in books.holds.values()
-        ]
+        rows = [HoldRow.of(hold) for hold in books.holds.values()]
         self._check_counters(entries)
         sums: dict[str, Balances] = defaultdict(Balances)
         for entry in entries:
