@@ -275,7 +275,7 @@ def test_a_ledger_that_is_moved_away_while_open_is_refused_until_it_is_back(ledg
         http.get(URL)
         ledger.rename(ledger.with_suffix(".away"))
         outcome = refused(lambda: http.get(f"{URL}/2"))
-        assert outcome.items() >= UNAVAILABLE.items()
+        assert outcome.items() >= {**UNAVAILABLE, "retry": "after_change"}.items()
         assert "restore it" in outcome["message"]
         assert (len(signer.signed), len(shop.payments)) == (1, 1)
         ledger.with_suffix(".away").rename(ledger)
