@@ -65,6 +65,15 @@ EDITS = {
     ),
     "a session below no budget": "UPDATE nodes SET parent_id = NULL WHERE id = 'idle'",
     "a session below another one": "UPDATE nodes SET parent_id = 'run' WHERE id = 'idle'",
+    "a session below itself": "UPDATE nodes SET parent_id = id WHERE id = 'idle'",
+    "a session below its tokens": "UPDATE nodes SET parent_id = 'idle/tokens' WHERE id = 'idle'",
+    "a second wallet": "UPDATE nodes SET kind = 'wallet', parent_id = NULL WHERE id = 'idle'",
+    "a row that no entry has opened": (
+        "CREATE TEMP TABLE t AS SELECT * FROM nodes WHERE id = 'idle/tokens';"
+        "UPDATE t SET id = 'other', seq = 0, head = ''; INSERT INTO nodes SELECT * FROM t; UPDATE nodes SET id = id"
+    ),
+    "less than nothing is kept": "UPDATE nodes SET reserve = -100000000000 WHERE id = 'wallet'",
+    "facts of a note that cannot be read": "UPDATE entries SET data = '[]' WHERE event = 'note'",
     "a session that is a child": "UPDATE nodes SET kind = 'scope' WHERE id = 'idle'",
     "more is past where nothing passes": "UPDATE nodes SET past = 9000000000 WHERE id = 'wallet'",
     "a payment is worthless sooner": "UPDATE holds SET deadline_unix = deadline_unix - 30 WHERE kind = 'payment'",

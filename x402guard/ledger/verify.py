@@ -17,9 +17,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import readable
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeState
+from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
@@ -86,13 +87,19 @@ def verify_balances(
             said, counted = getattr(node, name), getattr(total, name)
             if said != counted:
                 problems.append(f"budget {node.id!r}: its row has {name} = {said}, but its journal sums to {counted}")
+        problems += _misplaced(by_id, node)
         if node.window is None and node.past:  # what is past does not count against the limit
             problems.append(f"budget {node.id!r}: its row has past = {node.past}, but it has no window")
         if node.held != held.get(node.id, 0):
             problems.append(
                 f"budget {node.id!r}: its row has held = {node.held}, but its holds sum to {held.get(node.id, 0)}"
             )
-        for above in path(by_id, node.id):
+        try:
+            climbed = path(by_id, node.id)
+        except LedgerUnavailable:
+            problems.append(f"budget {node.id!r}: it is below itself")
+            continue
+        for above in climbed:
             if above is not node and keeps_idle and lends(by_id, above.id):
                 break
             live[above.id] += node.held
@@ -114,6 +121,21 @@ def verify_balances(
         if node.live != live[node.id]
     ]
     return problems[:MOST_PROBLEMS]
+
+
+def _misplaced(nodes: Mapping[str, Node], node: Node) -> Iterator[str]:
+    """Yield what is wrong with a budget that is not the wallet's, or that no entry has opened, or that keeps less than nothing."""
+    above = nodes.get(node.parent_id or "")
+    if (node.kind is NodeKind.WALLET) != (node.id == WALLET):
+        yield f"budget {node.id!r}: its row has kind = {node.kind}, and the wallet is {WALLET!r}"
+    elif node.parent_id is None and node.kind not in (NodeKind.WALLET, NodeKind.TOKENS):
+        yield f"budget {node.id!r}: it is below no budget"
+    if above is not None and above.kind is NodeKind.TOKENS:
+        yield f"budget {node.id!r}: it is below {above.id!r}, which counts tokens"
+    if not node.seq:
+        yield f"budget {node.id!r}: it has a row but no journal entry"
+    if node.reserve < 0:
+        yield f"budget {node.id!r}: its row has reserve = {node.reserve}"
 
 
 def _may_keep(nodes: Mapping[str, Node], node: Node) -> bool:
@@ -325,14 +347,16 @@ class _Stated:
 
     def __init__(self) -> None:
         self._budgets: dict[str, Mapping[str, Any]] = {}
-        self._holds: dict[str, Mapping[str, Any]] = {}
+        self._holds: dict[str, tuple[Any, Any]] = {}
 
     def see(self, entry: Entry) -> None:
         """Note what an entry says. Raises ``ValueError`` for one whose facts cannot be read."""
+        facts = entry.facts()
         if entry.event == "open":
-            self._budgets[entry.node_id] = entry.facts()
+            self._budgets[entry.node_id] = {"kind": facts.get("kind"), "parent": facts.get("parent")}
         elif entry.event == "authorize" and entry.hold_id is not None:
-            self._holds[entry.hold_id] = entry.facts()
+            kind = facts.get("kind")
+            self._holds[entry.hold_id] = (_KINDS.get(kind, kind), facts.get("deadline"))
 
     def differing_budgets(self, nodes: Mapping[str, Node]) -> Iterator[str]:
         """Yield the budgets whose rows say something else."""
@@ -342,13 +366,17 @@ class _Stated:
 
     def differing_holds(self, rows: Mapping[str, HoldRow]) -> Iterator[str]:
         """Yield the holds whose rows say something else: one with an earlier deadline is freed while it can be taken."""
-        for hold_id, facts in self._holds.items():
+        for hold_id, (kind, deadline) in self._holds.items():
             row = rows.get(hold_id)
             if row is None:
                 continue
-            for name, value in (("kind", str(row.kind)), ("deadline", row.deadline_unix)):
-                if value != facts.get(name, value):
-                    yield f"hold {hold_id}: its row has {name} = {value}, but its journal says {facts[name]}"
+            for name, value, said in (("kind", row.kind, kind), ("deadline", row.deadline_unix, deadline)):
+                if said is not None and value != said:
+                    yield f"hold {hold_id}: its row has {name} = {value}, but its journal says {said}"
+
+
+_KINDS: Final[Mapping[Any, str]] = {str(kind): str(kind) for kind in HoldKind}
+"""One text for all holds of a kind: a ledger has millions of them."""
 
 
 def _walk(
@@ -370,10 +398,10 @@ def _walk(
         try:
             journals[entry.node_id] = said.then(entry)
             stated.see(entry)
-        except ValueError as error:
+            if bindings is not None and (entry.granted_in or entry.granted_out):
+                bindings.see(entry)
+        except (ValueError, KeyError, TypeError) as error:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} cannot be read: {error}")
-        if bindings is not None and (entry.granted_in or entry.granted_out):
-            bindings.see(entry)
         earlier = entry.node_id in began and entry.hold_id not in amounts and entry.event != "authorize"
         if entry.hold_id is not None and not earlier and (entry.held or entry.captured or entry.event == "authorize"):
             node_id, held, captured = amounts.get(entry.hold_id, (entry.node_id, 0, 0))

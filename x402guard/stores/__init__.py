@@ -98,6 +98,7 @@ def _looking_at(path: Path) -> Iterator[None]:
         raise LedgerUnavailable(
             f"the ledger {path} cannot be looked at: {error.strerror}",
             advice=f"Nothing was paid. {fix}",
+            retry="after_change",
         ) from error
 
 

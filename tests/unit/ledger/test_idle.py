@@ -354,3 +354,11 @@ def test_idle_budget_of_a_session_that_has_ended_is_told_by_verify(books):
 
     assert problems(NodeState.OPEN) == []
     assert problems(NodeState.CLOSED) == ["budget 's': it uses 100000000, but it has drawn 400000000 from its parent"]
+
+
+@pytest.mark.parametrize("data", ["[]", "{", '{"head":"x"}', '{"child":[],"head":"x","seq":1}'])
+def test_a_grant_whose_facts_cannot_be_read_is_a_fault_and_no_error(books, data):
+    books.hold("h", "$0.10")
+    entries = [replace(e, data=data) if e.event == "grant" else e for e in books.store.entries("wallet")]
+    problems, _ = verify_journal([], entries, None, keeps_idle=True)
+    assert any("cannot be read" in problem for problem in problems)
