@@ -11,6 +11,8 @@ from tests.support.merchant import URL, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import ConfigError, LedgerUnavailable
 from x402guard.cli import app
+from x402guard.ledger.verify import verify_windows
+from x402guard.ledger.view import Scope
 from x402guard.stores import audit, open_store
 from x402guard.stores.audit import audit_since
 
@@ -217,6 +219,39 @@ def test_a31_an_edit_that_gives_a_window_again_is_found_by_verify(path, what):
     edit(path, sql)
     found = CliRunner().invoke(app, verify)
     assert (found.exit_code, said in found.output) == (1, True), found.output
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        ("note", {"claim": 1}),
+        ("note", {"claim": {"transaction": 1}}),
+        ("capture", {"usage": [1]}),
+        ("capture", {"usage": {"input_tokens": "x"}}),
+        ("event", {"name": "clock_accepted", "ahead_ms": "x"}),
+        ("event", {"name": "clock_accepted"}),
+    ],
+)
+def test_a31_facts_of_another_shape_are_named_where_a_window_depends_on_them(tmp_path, event, data):
+    """As somebody writes them who writes the whole chain anew: the audit of the chain does not come to them."""
+    with make_guard(f"sqlite:///{tmp_path / 'l.db'}", budget="$1.00") as guard:
+        daily = guard.budget("daily", "$0.50", per="day")
+        with daily.session("run", budget="$0.20", id="run") as session:
+            fetch("sync", session, Shop())
+    store = open_store(f"sqlite:///{tmp_path / 'l.db'}")
+    assert verify_windows(store) == []
+
+    def forge(view):
+        [hold] = {entry.hold_id for entry in store.entries("run") if entry.hold_id is not None}
+        where, of = ("wallet", None) if event == "event" else ("run", hold)
+        view.record(where, event, hold_id=of, facts=data)
+        view.put_mark(("clock", "accepted"), {})
+
+    store.transact(Scope(nodes=("run",), marks=(("clock", "accepted"),), durable=True), forge)
+    [problem] = verify_windows(store)
+    assert "'budget:daily'" in problem
+    assert "cannot be read" in problem
+    store.close()
 
 
 def test_a31_an_opening_reads_only_what_was_not_checked_before(long):

@@ -246,10 +246,19 @@ def verify_windows(store: LedgerStore) -> list[str]:
     Raises ``LedgerUnavailable`` if a file of archived sessions is missing.
     """
     with store.at_one_moment() as ledger:
-        now_ms, wrong_ms = ledger.now_ms(), _wrong_until_ms(ledger)
-        nodes = [rolled(node, now_ms) for node in ledger.nodes() if node.window is not None]
-        found = [_window_fault(ledger, node, now_ms, wrong_ms) for node in nodes]
-        return [f"budget {node.id!r}: its row {fault}" for node, fault in zip(nodes, found, strict=True) if fault]
+        now_ms, faults = ledger.now_ms(), []
+        for node in ledger.nodes():
+            try:
+                fault = "" if node.window is None else _window_fault(ledger, rolled(node, now_ms), now_ms)
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+            ) as error:  # facts of other shapes than the library's
+                fault = f"has a window, and an entry that it depends on cannot be read: {error}"
+            faults += [f"budget {node.id!r}: its row {fault}"] if fault else []
+        return faults
 
 
 def _wrong_until_ms(ledger: LedgerReads) -> int:
@@ -260,7 +269,7 @@ def _wrong_until_ms(ledger: LedgerReads) -> int:
     return max((entry.at_ms for entry in accepted if entry.facts()["ahead_ms"] < 0), default=0)
 
 
-def _window_fault(ledger: LedgerReads, node: Node, now_ms: int, wrong_ms: int) -> str:
+def _window_fault(ledger: LedgerReads, node: Node, now_ms: int) -> str:
     entries = ledger.entries(node.id, grants=False)
     opened = next((entry.facts() for entry in entries if (entry.node_id, entry.event) == (node.id, "open")), {})
     said, named = (
@@ -271,7 +280,7 @@ def _window_fault(ledger: LedgerReads, node: Node, now_ms: int, wrong_ms: int) -
         return f"has the window {said}, but its journal says {named}"
     if node.since_ms > now_ms + MOST_AHEAD_MS:
         return f"has a window that begins in {(node.since_ms - now_ms) // 3_600_000} hours"
-    if node.since_ms > now_ms or node.since_ms <= wrong_ms:
+    if node.since_ms > now_ms or node.since_ms <= _wrong_until_ms(ledger):
         return ""
     lines = fold_holds(entries).values()
     counted = sum(_in_window(line, node.since_ms) for line in lines)
@@ -355,8 +364,8 @@ class _Stated:
         if entry.event == "open":
             self._budgets[entry.node_id] = {"kind": facts.get("kind"), "parent": facts.get("parent")}
         elif entry.event == "authorize" and entry.hold_id is not None:
-            kind = facts.get("kind")
-            self._holds[entry.hold_id] = (_KINDS.get(kind, kind), facts.get("deadline"))
+            kind = facts.get("kind", _UNSTATED)
+            self._holds[entry.hold_id] = (_KINDS.get(kind, kind), facts.get("deadline", _UNSTATED))
 
     def differing_budgets(self, nodes: Mapping[str, Node]) -> Iterator[str]:
         """Yield the budgets whose rows say something else."""
@@ -371,10 +380,11 @@ class _Stated:
             if row is None:
                 continue
             for name, value, said in (("kind", row.kind, kind), ("deadline", row.deadline_unix, deadline)):
-                if said is not None and value != said:
+                if said is not _UNSTATED and value != said:
                     yield f"hold {hold_id}: its row has {name} = {value}, but its journal says {said}"
 
 
+_UNSTATED: Final = object()
 _KINDS: Final[Mapping[Any, str]] = {str(kind): str(kind) for kind in HoldKind}
 """One text for all holds of a kind: a ledger has millions of them."""
 
