@@ -254,6 +254,17 @@ def test_a31_facts_of_another_shape_are_named_where_a_window_depends_on_them(tmp
     store.close()
 
 
+def test_a31_a_second_opening_in_a_journal_moves_no_budget(path):
+    store = open_store(f"sqlite:///{path}")
+    facts = {"kind": "session", "name": "idle", "limit": 50_000_000, "parent": None}
+    store.transact(Scope(nodes=("idle",), durable=True), lambda view: view.record("idle", "open", facts=facts))
+    assert list(store.audit()) == []
+    store.close()
+    edit(path, "PRAGMA foreign_keys = OFF; UPDATE nodes SET parent_id = 'stopped' WHERE id = 'idle'")
+    with closing(open_store(f"sqlite:///{path}", verified=False)) as store:
+        assert any("its row has parent = stopped, but its journal says wallet" in problem for problem in store.audit())
+
+
 def test_a31_an_opening_reads_only_what_was_not_checked_before(long):
     with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
         problems, journals, *_ = audit_since(store._reader.execute)

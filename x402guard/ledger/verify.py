@@ -124,7 +124,7 @@ def verify_balances(
 
 
 def _misplaced(nodes: Mapping[str, Node], node: Node) -> Iterator[str]:
-    """Yield what is wrong with a budget that is not the wallet's, or that no entry has opened, or that keeps less than nothing."""
+    """Yield that a budget is not the wallet's, that no entry has opened it, and that it keeps less than nothing."""
     above = nodes.get(node.parent_id or "")
     if (node.kind is NodeKind.WALLET) != (node.id == WALLET):
         yield f"budget {node.id!r}: its row has kind = {node.kind}, and the wallet is {WALLET!r}"
@@ -250,12 +250,7 @@ def verify_windows(store: LedgerStore) -> list[str]:
         for node in ledger.nodes():
             try:
                 fault = "" if node.window is None else _window_fault(ledger, rolled(node, now_ms), now_ms)
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-            ) as error:  # facts of other shapes than the library's
+            except (ValueError, KeyError, TypeError, AttributeError) as error:  # facts of another shape
                 fault = f"has a window, and an entry that it depends on cannot be read: {error}"
             faults += [f"budget {node.id!r}: its row {fault}"] if fault else []
         return faults
@@ -352,7 +347,7 @@ def verify_opened(node: Node, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Stated:
-    """What the entries have said of budgets as they were opened, and of holds as they were authorized. It never changes."""
+    """What the entries said of budgets as they were opened, and of holds as they were authorized: it never changes."""
 
     def __init__(self) -> None:
         self._budgets: dict[str, Mapping[str, Any]] = {}
@@ -362,10 +357,11 @@ class _Stated:
         """Note what an entry says. Raises ``ValueError`` for one whose facts cannot be read."""
         facts = entry.facts()
         if entry.event == "open":
-            self._budgets[entry.node_id] = {"kind": facts.get("kind"), "parent": facts.get("parent")}
+            said = {"kind": facts.get("kind"), "parent": facts.get("parent")}
+            self._budgets.setdefault(entry.node_id, said)  # a second one is not the library's
         elif entry.event == "authorize" and entry.hold_id is not None:
             kind = facts.get("kind", _UNSTATED)
-            self._holds[entry.hold_id] = (_KINDS.get(kind, kind), facts.get("deadline", _UNSTATED))
+            self._holds.setdefault(entry.hold_id, (_KINDS.get(kind, kind), facts.get("deadline", _UNSTATED)))
 
     def differing_budgets(self, nodes: Mapping[str, Node]) -> Iterator[str]:
         """Yield the budgets whose rows say something else."""
