@@ -108,7 +108,7 @@ def older(path: Path, commits: int) -> LedgerUnavailable:
     )
 
 
-def newer(path: Path, done: str, version: int) -> LedgerUnavailable:
+def newer(path: Path | str, done: str, version: int) -> LedgerUnavailable:
     """Return the error for a ledger of a later version than this library's: it was *done* (written, changed) by another."""
     return LedgerUnavailable(
         f"{path} was {done} by a newer x402guard (ledger version {version}); update this installation",

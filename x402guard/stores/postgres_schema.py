@@ -185,22 +185,19 @@ IS_OWNER: Final = """pg_catalog.pg_has_role(
         current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'x402guard'), 'USAGE')"""
 _SAFELY: Final = "LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp"
 
+_REFUSES: Final = f"""
+CREATE OR REPLACE FUNCTION x402guard.{{name}}() RETURNS trigger {_SAFELY} AS $$
+BEGIN
+    IF NOT {IS_OWNER} THEN
+        RAISE EXCEPTION 'only the owner of the ledger {{does}}' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END $$;
+"""
+
 _PLACES: Final = f"""
-CREATE OR REPLACE FUNCTION x402guard.refuse_limit() RETURNS trigger {_SAFELY} AS $$
-BEGIN
-    IF NOT {IS_OWNER} THEN
-        RAISE EXCEPTION 'only the owner of the ledger raises a limit' USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    RETURN NEW;
-END $$;
-CREATE FUNCTION x402guard.refuse_place() RETURNS trigger {_SAFELY} AS $$
-BEGIN
-    IF NOT {IS_OWNER} THEN
-        RAISE EXCEPTION 'only the owner of the ledger changes what a budget is'
-            USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    RETURN NEW;
-END $$;
+{_REFUSES.format(name="refuse_limit", does="raises a limit")}
+{_REFUSES.format(name="refuse_place", does="changes what a budget is")}
 CREATE TRIGGER a_budget_stays_what_it_is BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
     WHEN (OLD.id <> NEW.id OR OLD.parent_id IS DISTINCT FROM NEW.parent_id OR OLD.kind <> NEW.kind OR OLD.name <> NEW.name
         OR OLD.created_ms <> NEW.created_ms OR OLD."window" IS DISTINCT FROM NEW."window"

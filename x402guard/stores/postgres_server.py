@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, Retry
+from x402guard.stores.file_errors import newer
 from x402guard.stores.postgres_schema import (
     ANOTHER_LEDGER,
     FUNCTIONS,
@@ -334,15 +335,6 @@ def rolled_back(url: str) -> LedgerUnavailable:
     )
 
 
-def newer(url: str, version: int) -> LedgerUnavailable:
-    """Return the error for a ledger of a later *version* than this library's."""
-    return LedgerUnavailable(
-        f"{url} has ledger version {version}, a newer one than this installation's ({len(MIGRATIONS)}); update it",
-        advice="Nothing was paid. Update x402guard here, then start this process again.",
-        retry="after_change",
-    )
-
-
 def too_old(url: str, version: int) -> LedgerUnavailable:
     """Return the error for a role that may not bring a ledger of an earlier *version* to this one."""
     return LedgerUnavailable(
@@ -407,7 +399,7 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
         raise LedgerUnavailable(f"{url} has no ledger, and it is open to be read only")
     version, is_owner = server.run(f"SELECT version, {IS_OWNER} FROM {SCHEMA}.ledger")[0] if table else (0, True)
     if version > len(MIGRATIONS):
-        raise newer(url, version)
+        raise newer(url, "written", version)
     if version < len(MIGRATIONS):
         if read_only or not is_owner:
             raise too_old(url, version)

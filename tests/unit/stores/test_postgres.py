@@ -192,7 +192,7 @@ def test_a_newer_ledger_refuses_this_library(fresh):
     say("UPDATE x402guard.ledger SET version = version + 1")
     with pytest.raises(
         LedgerUnavailable,
-        match=f"has ledger version {VERSION + 1}, a newer one than this installation.s \\({VERSION}\\)",
+        match=f"was written by a newer x402guard \\(ledger version {VERSION + 1}\\)",
     ):
         open_store(url)
 
@@ -267,6 +267,22 @@ REBUILT = (
     f"WITH b AS ({_AS_B}) " + _COPIED.replace("SELECT id, parent_id", "SELECT 'c', 'b'"),
 )
 """Ways by which a session would spend what is not the wallet's, or the wallet more than its limit."""
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_who_may_not_bring_a_ledger_to_this_version_is_told_who_does(fresh, read_only):
+    url, say = fresh
+    Books(url).close()
+    say("DROP ROLE IF EXISTS agents; CREATE ROLE agents LOGIN; GRANT USAGE ON SCHEMA x402guard TO agents")
+    say("GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO agents; UPDATE x402guard.ledger SET version = version - 1")
+    try:
+        with pytest.raises(
+            LedgerUnavailable, match=f"has ledger version {VERSION - 1}, .* its owner brings it"
+        ) as told:
+            open_store(url.replace("owner@", "agents@"), read_only=read_only)
+        assert "once as the role that made the ledger" in told.value.advice
+    finally:
+        say("DROP OWNED BY agents; DROP ROLE agents")
 
 
 def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
