@@ -155,6 +155,13 @@ def _order(item):
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    """Refuse a run whose groups have no effect: tests that share a server, its roles or a chain would disturb each other."""
+    if node.config.option.dist == "loadgroup" and not all("@" in name.rpartition("]")[2] for name in ids):
+        pytest.exit(f"pytest {pytest.__version__} and this pytest-xdist do not group tests; see pyproject.toml", 4)
+
+
 def pytest_collection_finish():
     """What is loaded by now stays to the end: no garbage collection need look at it again, and fewer need look at the rest."""
     gc.collect()
