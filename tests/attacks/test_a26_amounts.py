@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from tests.support.merchant import PAYEE, USDC, Shop, accept, make_guard, required, required_v1, upto
+from tests.support.merchant import PAYEE, USDC, Shop, accept, make_guard, required, required_v1, unb64, upto
 from tests.support.refusals import ZERO, assert_malformed, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import Policy, PolicyDenied, ProtocolError, X402GuardError
 
@@ -137,7 +137,17 @@ def test_a26_a_payee_in_one_case_or_in_its_checksum_is_paid(mode, guard, spellin
     assert [payee for _, _, payee in shop.payments] == [PAYEE]
 
 
-@pytest.mark.parametrize("asset", [USDC[:-1] + "E", "USDC", "", None, 7])
+@pytest.mark.parametrize("spelling", [USDC.lower(), "0x" + USDC[2:].upper(), USDC.swapcase().replace("X", "x", 1)])
+def test_a26_an_asset_of_the_registry_is_paid_in_whatever_case_and_echoed_as_it_came(mode, guard, spelling):
+    """The registry says which token it is; payees, which it cannot know, have to have a correct checksum."""
+    offer = accept(asset=spelling)
+    shop = Shop(terms=required(offer))
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop).status_code == 200
+    assert unb64(shop.seen[-1].headers["payment-signature"])["accepted"] == offer
+
+
+@pytest.mark.parametrize("asset", ["USDC", "0x" + USDC[2:-1], "", None, 7])
 def test_a26_an_asset_that_is_no_address_is_refused(mode, guard, asset):
     offer = accept()
     offer["asset"] = asset

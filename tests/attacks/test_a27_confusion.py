@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.broken_offers import CORPUS, GOOD, V1, V2, bomb, headers
 from tests.support.examples import examples
-from tests.support.merchant import OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required
+from tests.support.merchant import NETWORK, OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required, required_v1
 from tests.support.refusals import Chunks, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import PaymentRefused, ProtocolError
 
@@ -72,8 +72,11 @@ def test_a27_confusion_takes_bounded_memory(guard, name):
         required(accept(payTo=OTHER_PAYEE)),
         required(accept(asset=OTHER_PAYEE)),
         required(accept(network="eip155:8453")),
+        required({**accept(), "maxAmountRequired": "20000"}),
+        required(accept(payTo=OTHER_PAYEE), error={"code": "payment_required"}, resource="https://courts.example"),
+        required_v1(accept(20_000, network="base-sepolia")),
     ],
-    ids=["amount", "payee", "asset", "network"],
+    ids=["amount", "payee", "asset", "network", "two amounts", "odd fields", "version 1"],
 )
 def test_a27_header_and_body_that_disagree_are_refused(mode, guard, terms):
     shop = Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", GOOD), body=json.dumps(terms).encode())())
@@ -86,6 +89,39 @@ def test_a27_header_and_body_that_agree_are_paid(mode, guard, body):
     with guard.session("s", budget="$1.00") as session:
         assert fetch(mode, session, shop).status_code == 200
     assert len(shop.payments) == 1
+
+
+SOLANA = {"network": "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp", "asset": "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v"}
+OF_THE_SERVER = {
+    "the price under the name of version 1": required(
+        {**{name: value for name, value in accept().items() if name != "amount"}, "maxAmountRequired": "10000"}
+    ),
+    "both names": required({**accept(), "maxAmountRequired": "10000"}),
+    "a number": required({**accept(), "amount": 10_000}),
+    "offers of another kind of chain alone": required(accept(**SOLANA)),
+    "a price in dollars": required({"scheme": "exact", "network": NETWORK, "price": "$0.01", "payTo": PAYEE}),
+    "a resource that is text": required(resource="https://courts.example/1"),
+    "an error that is an object": required(error={"code": "payment_required"}),
+    "one offer for a list": {"x402Version": 2, "accepts": accept()},
+    "the version as text": {**required(), "x402Version": "2"},
+    "texts for offers": {"x402Version": 2, "accepts": ["exact", 1, None]},
+    "nothing in its offers": {"x402Version": 2, "accepts": [{"amount": None, "asset": [], "network": {}, "payTo": 7}]},
+}
+
+
+@pytest.mark.parametrize("body", OF_THE_SERVER.values(), ids=OF_THE_SERVER)
+def test_a27_a_body_that_states_no_terms_does_not_speak_against_the_header(mode, guard, body):
+    """HTTP transport v2, "Response Body": what stands there is the server's own."""
+    shop = Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", GOOD), body=json.dumps(body).encode())())
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop).status_code == 200
+    assert len(shop.payments) == 1
+
+
+@pytest.mark.parametrize("version", ["2", 2.5, None, 3])
+def test_a27_a_body_without_a_header_has_to_be_readable(mode, guard, version):
+    body = json.dumps({**required_v1(), "x402Version": version}).encode()
+    _survive(mode, guard, Shop(terms=lambda _: headers(body=body)()))
 
 
 def test_a27_a_402_of_something_else_is_handed_over_as_it_came(mode, guard):

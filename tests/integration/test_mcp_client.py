@@ -166,6 +166,17 @@ def test_a37_terms_for_another_tool_are_refused(way, net, seller, guarded):
         assert (session.held, session.spent) == (0, 0)
 
 
+@WAYS
+def test_a_tool_whose_resource_is_the_servers_own_is_paid(way, net, seller, guarded):
+    with guarded() as guard, guard.session("s", budget="$1.00") as session:
+
+        async def work(mcp):
+            return (await mcp.call_tool("placed", {"city": "Oslo"})).content[0].text
+
+        assert using(way, seller, session, work) == "sunny in Oslo"
+        assert session.spent == DIME
+
+
 def test_a37_a_server_that_became_another_one_is_refused(net, seller, guarded):
     with guarded() as guard, guard.session("s", budget="$1.00") as session:
 

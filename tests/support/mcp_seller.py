@@ -2,7 +2,8 @@
 
 ``python -m tests.support.mcp_seller stdio|http FACILITATOR PAYEE TOKEN``; over HTTP it prints its URL. Tools: ``echo`` is
 free; ``weather`` costs $0.10; ``coded`` too, and says so in a JSON-RPC error; ``dies`` ends the process once it was paid;
-``closes`` is paid and answers with an error of its own; ``swapped`` asks for the price of another tool; ``runs`` counts.
+``closes`` is paid and answers with an error of its own; ``swapped`` asks for the price of another tool; ``placed`` names
+a resource of its own; ``runs`` counts.
 """
 
 import os
@@ -20,11 +21,11 @@ from x402.http import FacilitatorConfig, HTTPFacilitatorClient
 from x402.mcp.server_async import PaymentWrapperConfig, create_payment_wrapper
 from x402.mcp.types import MCPToolResult
 from x402.mechanisms.evm.exact import ExactEvmServerScheme
-from x402.schemas import PaymentRequirements
+from x402.schemas import PaymentRequirements, ResourceInfo
 
 NETWORK = "eip155:84532"
 PRICE = 100_000
-FREE, PAID = ("echo", "runs"), ("weather", "coded", "dies", "closes", "swapped")
+FREE, PAID = ("echo", "runs"), ("weather", "coded", "dies", "closes", "swapped", "placed")
 
 
 class Seller:
@@ -37,6 +38,8 @@ class Seller:
             extra={"name": "USDC", "version": "2"},
         )  # fmt: skip
         self._wrap = create_payment_wrapper(self._server, PaymentWrapperConfig([accepts]))
+        own = ResourceInfo(url="mcp://weather-server/v1")
+        self._wrap_placed = create_payment_wrapper(self._server, PaymentWrapperConfig([accepts], resource=own))
         self.runs = 0
 
     async def sold(self, name, arguments, meta) -> MCPToolResult:
@@ -50,7 +53,8 @@ class Seller:
             self._server.initialize()
             self._is_ready = True
         called = "another" if name == "swapped" else name
-        return await self._wrap(handler)(arguments, {"_meta": meta, "toolName": called})
+        wrap = self._wrap_placed if name == "placed" else self._wrap
+        return await wrap(handler)(arguments, {"_meta": meta, "toolName": called})
 
     async def call(self, _context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         meta = params.meta if isinstance(params.meta, dict) else {}

@@ -173,8 +173,9 @@ class GuardedMCPSession:
         """Refuse terms for another tool, and a server that has become another one since it was wrapped."""
         resource = terms.get("resource")
         url = _split(resource.get("url")) if isinstance(resource, Mapping) else urlsplit("")
-        sold = unquote(url.path.rpartition("/")[2])
-        if url.scheme == "mcp" and sold != name:
+        sold = unquote(url.path.strip("/"))
+        # A server may name a resource of its own; only mcp://tool/NAME names a tool (the official SDK's form).
+        if (url.scheme, url.netloc) == ("mcp", "tool") and sold != name:
             reason = f"{self._name}/{name} was called, and the terms are for another tool"
         elif _identity(self._mcp) != self._known:
             reason = f"{self._name} has become another server since it was wrapped"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
-from x402guard.x402.offer import Offer, conflicts_with_body, normalise, offers_in
+from x402guard.x402.offer import Offer, conflicts_with, normalise, offers_in
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -33,6 +33,7 @@ from x402guard.x402.wire import (
     PaymentRequired,
     decode_json,
     decode_payment_required,
+    entries_of,
     has_receipt,
     only_header,
     parse_payment_required,
@@ -45,13 +46,14 @@ SIGN_IN: Final = "sign-in-with-x"
 
 
 class Challenge(Struct, frozen=True):
-    """The terms of a 402: of its v2 header and, beside it, of its body or None; else those of its body.
+    """The terms of a 402: of its v2 header, else those of its body.
 
-    ``header``: that header, if its offers may be known.
+    ``beside``: the entries of terms in the body of a 402 with that header. ``header``: that header, if its offers may be
+    known.
     """
 
     required: PaymentRequired
-    body: PaymentRequired | None = None
+    beside: Sequence[Mapping[str, Any]] = ()
     header: str | None = None
 
     def offers(self, registry: AssetRegistry) -> Sequence[Offer | Refusal]:
@@ -76,11 +78,13 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     if header is not None:
         required = decode_payment_required(header)
         known = header if len(header) <= MOST_KEPT_CHARS else None
-        return Challenge(required, (yield from _body_terms(reply, call_s)), known)
+        beside = yield from _body_terms(reply, call_s)
+        return Challenge(required, () if beside is None else entries_of(beside, field=BODY_FIELD), known)
     if has_receipt(reply.headers):
         return None
     body = yield from _body_terms(reply, call_s)
-    return Challenge(body) if body is not None and body.version == 1 else None
+    terms = None if body is None else parse_payment_required(body, field=BODY_FIELD)
+    return Challenge(terms) if terms is not None and terms.version == 1 else None
 
 
 def _peeked(call_s: int | None) -> Flow[bytes | None]:
@@ -95,8 +99,8 @@ def _peeked(call_s: int | None) -> Flow[bytes | None]:
         raise
 
 
-def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None]:
-    """Return the x402 terms in a JSON body; None for a body that is not JSON, or too large, or has no terms.
+def _body_terms(reply: Reply, call_s: int | None) -> Flow[Mapping[str, Any] | None]:
+    """Return the x402 terms in a JSON body, as it says them; None for one that is not JSON, or too large, or has none.
 
     A body that cannot be unpacked has none: a client may ask for an encoding that is not decoded here, and the answer to
     a ``HEAD`` has none at all.
@@ -110,7 +114,7 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
     value = decode_json(raw.removeprefix(BOM_UTF8), field=BODY_FIELD)
     if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
         return None
-    return parse_payment_required(value, field=BODY_FIELD)
+    return value
 
 
 def asks_to_sign_in(required: PaymentRequired) -> bool:
@@ -136,7 +140,7 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
 def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:
     """Return an offer with the verdict of the owner's rules, or the first objection to it."""
     offer, policy = case.offer, context.policy
-    if challenge.body is not None and conflicts_with_body(offer, challenge.body):
+    if conflicts_with(offer, challenge.beside):
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")

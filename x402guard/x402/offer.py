@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -100,7 +100,10 @@ def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer 
         raise ProtocolError("the list of offers is empty", field="accepts")
     found: list[Offer | Refusal] = []
     unusable: list[ProtocolError] = []
-    echoed = tuple(None if part is None else compact_json(part) for part in (required.resource, required.extensions))
+    resource = required.resource
+    if resource is not None:  # strict facilitators refuse a null
+        resource = {name: value for name, value in resource.items() if value is not None}
+    echoed = tuple(None if part is None else compact_json(part) for part in (resource, required.extensions))
     for index, entry in enumerate(required.accepts):
         try:
             found.append(_normalise_one(required, entry, index, registry, echoed))
@@ -143,7 +146,8 @@ def _normalise_one(
     else:
         requirement = parse_message(PaymentRequirements, entry, field=field)
     extra = requirement.extra or {}
-    asset = registry.find(network, _address(requirement.asset, f"{field}.asset"))
+    # In any case of its letters: it is compared with the registry, and official pages show one with a wrong checksum.
+    asset = registry.find(network, _address(requirement.asset.lower(), f"{field}.asset"))
     if asset is None:
         return Refusal(
             "assets",
@@ -262,15 +266,21 @@ def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
     return None
 
 
-def conflicts_with_body(offer: Offer, body: PaymentRequired) -> bool:
-    """True if a body has terms and none of them has the network, asset, amount and payee of *offer*."""
-    if not body.accepts:
+def conflicts_with(offer: Offer, beside: Sequence[Mapping[str, Any]]) -> bool:
+    """True if entries of the body *beside* a header state terms, and none of them those of *offer*.
+
+    A body is the server's own (HTTP transport v2, "Response Body"): an entry without a network that is known here, an
+    asset, an amount or a payee states none.
+    """
+    if not beside:
         return False
-    wanted = (offer.network, offer.asset.contract.lower(), str(offer.amount_atomic), offer.payee.lower())
-    return not any(_terms(entry, body.version) == wanted for entry in body.accepts)
+    wanted = (offer.network, offer.asset.contract.lower(), {str(offer.amount_atomic)}, offer.payee.lower())
+    stated = [terms for terms in map(_terms, beside) if all(terms)]
+    return bool(stated) and wanted not in stated
 
 
-def _terms(entry: Mapping[str, Any], version: int) -> tuple[str | None, str, str, str]:
-    amount = str(entry.get("maxAmountRequired" if version == 1 else "amount", ""))
-    network = resolve_network(str(entry.get("network", "")))
-    return network, str(entry.get("asset", "")).lower(), amount, str(entry.get("payTo", "")).lower()
+def _terms(entry: Mapping[str, Any]) -> tuple[str | None, str, set[str], str]:
+    """Return the network, the asset, the amount under its names of both versions, and the payee that an entry states."""
+    network, asset, payee = (str(entry.get(name) or "") for name in ("network", "asset", "payTo"))
+    amounts = {str(entry[name]) for name in ("amount", "maxAmountRequired") if entry.get(name) is not None}
+    return resolve_network(network), asset.lower(), amounts, payee.lower()

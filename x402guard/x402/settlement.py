@@ -37,7 +37,7 @@ from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import step_of
 from x402guard.x402.delivery import AnswerEnd, doubted_mark, ending_of, late_delivery
-from x402guard.x402.wire import SettleResponse, decode_receipt
+from x402guard.x402.wire import PAYMENT_REQUIRED, SettleResponse, decode_payment_required, decode_receipt, only_header
 
 SWEEP_SIZE: Final = 16
 """The most holds that one sweep asks the chain about."""
@@ -47,6 +47,8 @@ SWEEP_PAUSE_MS: Final = 2_000
 
 
 PAYMENT_REQUIRED_STATUS: Final = 402
+
+_MOST_WORDS: Final = 1024
 
 
 def succeeded(status: int) -> bool:
@@ -78,7 +80,7 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
     except ProtocolError as error:
         return Doubt(f"status {reply.status} with an unreadable receipt ({error})")
     if receipt is None:
-        return Doubt(f"status {reply.status} without a receipt")
+        return Doubt(f"status {reply.status} without a receipt", words=_refusal_words(reply))
     if not receipt.success:
         # A server may report a failure before its transaction is mined, so the chain is asked about the transaction.
         return Doubt(f"status {reply.status}, settlement failed", receipt.transaction, receipt.error_reason or "")
@@ -88,6 +90,16 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
     if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
         return Doubt("the receipt names another payer")
     return _claim(receipt, hold)
+
+
+def _refusal_words(reply: Reply) -> str:
+    """Return what a 402 that answers a payment says is wrong with it (HTTP transport v2), or ""."""
+    try:
+        header = only_header(reply.headers, PAYMENT_REQUIRED) if reply.status == PAYMENT_REQUIRED_STATUS else None
+        told = None if header is None else decode_payment_required(header).error
+    except ProtocolError:
+        return ""
+    return (told or "")[:_MOST_WORDS]
 
 
 def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -192,10 +192,19 @@ def _fault(error: ValidationError) -> tuple[str, str]:
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
     """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError``; over 64 ``accepts`` before parsing."""
-    if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
-        count = len(value["accepts"])
-        raise ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")
+    if isinstance(value, Mapping):
+        entries_of(value, field=field)
     return parse_message(PaymentRequired, value, field=field)
+
+
+def entries_of(terms: Mapping[str, Any], *, field: str) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of ``accepts`` that are objects, of decoded JSON. Raises ``ProtocolError`` for over 64 entries."""
+    accepts = terms.get("accepts")
+    if not isinstance(accepts, list):
+        return ()
+    if len(accepts) > MAX_ACCEPTS:
+        raise ProtocolError(f"{len(accepts)} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")
+    return [entry for entry in accepts if isinstance(entry, dict)]
 
 
 def decode_payment_required(value: str) -> PaymentRequired:
@@ -237,8 +246,16 @@ def has_receipt(headers: Headers) -> bool:
 
 
 def _stated(value: Any) -> Any:
-    """Return a receipt without the fields that state nothing: facilitators write "" or null for what they do not know."""
-    return {key: each for key, each in value.items() if each not in (None, "")} if isinstance(value, dict) else value
+    """Return a receipt without the fields that state nothing: facilitators write "" or null for what they do not know.
+
+    An amount may be a number.
+    """
+    if not isinstance(value, dict):
+        return value
+    stated = {key: each for key, each in value.items() if each not in (None, "")}
+    if type(stated.get("amount")) is int:
+        stated["amount"] = str(stated["amount"])
+    return stated
 
 
 def decode_receipt(headers: Headers) -> SettleResponse | None:

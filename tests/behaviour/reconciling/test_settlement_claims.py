@@ -106,6 +106,29 @@ def test_a_failure_that_names_a_transaction_is_settled_by_that_transaction(statu
         assert seen == ["0x" + "ab" * 32]
 
 
+def test_what_a_402_says_of_a_payment_stands_in_the_journal_alone():
+    """A failed verification has a new offer and no receipt: the reason is in its error (HTTP transport v2)."""
+    says = "invalid_exact_evm_insufficient_balance"
+    refusing = {"PAYMENT-REQUIRED": b64(required(error=says))}
+    shop = Shop(paid=lambda request, shop: httpx.Response(402, headers=refusing))
+    with make_guard() as guard, guard.session("s", budget="$1", id="s") as session:
+        paid = client(session, shop).get(URL).extensions["x402guard"]
+        assert (paid.state, paid.in_doubt, len(shop.payments)) == ("held", True, 1)
+        [note] = [entry for entry in guard.shell.store.entries("s") if entry.event == "note"]
+        assert says in note.facts()["words"]
+        assert says not in str(paid)
+
+
+def test_an_amount_of_a_receipt_may_be_a_number():
+    shop = Shop(
+        required(upto()), paid=lambda request, shop: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(number)})
+    )
+    number = receipt(amount=2_000)
+    with make_guard(unsafe_trust_receipts=True) as guard, guard.session("s", budget="$1") as session:
+        assert client(session, shop).get(URL).status_code == 200
+        assert (session.spent, session.held) == (Decimal("0.002"), 0)
+
+
 @pytest.mark.parametrize(("status", "success"), [(200, True), (402, False)], ids=["claimed", "named by a failure"])
 def test_a_payment_whose_transaction_is_named_is_asked_about_in_the_background(monkeypatch, status, success):
     monkeypatch.setattr("x402guard.guard.rechecker.FIRST_PAUSE_S", 0.01)

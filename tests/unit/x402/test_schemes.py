@@ -8,6 +8,7 @@ import coincurve
 import pytest
 from msgspec import to_builtins
 
+from tests.support.merchant import URL, required
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.evm import normalise_signature, parse_address
 from x402guard.x402.offer import Offer, normalise
@@ -88,3 +89,10 @@ def _assert_says(message, wanted):
     said = {name: value for name, value in to_builtins(message).items() if value not in (None, "")}
     said["accepts"] = list(said.get("accepts", ()))
     assert said == {"accepts": [], **{name: wanted[name] for name in wanted if name in said}}
+
+
+def test_a_null_in_the_resource_is_not_echoed():
+    """Official servers write none, and a strict facilitator refuses one."""
+    terms = required(resource={"url": URL, "description": None, "mimeType": "text/plain"})
+    [offer] = normalise(parse_payment_required(terms, field="body"), AssetRegistry())
+    assert json.loads(offer.resource_json) == {"url": URL, "mimeType": "text/plain"}
