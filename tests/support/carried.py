@@ -24,11 +24,12 @@ from x402guard.guard import owner as owner_module
 from x402guard.guard.owner import Owner
 from x402guard.ledger.evidence import Settled, Unused
 from x402guard.ledger.model import HoldState
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
 LIMIT = Decimal("0.03")
-FLIGHT_S = 150
+FLIGHT_S = DEFAULT_FLIGHT_S
 
 
 class ByHand:

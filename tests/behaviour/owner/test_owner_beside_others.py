@@ -44,7 +44,7 @@ def test_an_answer_that_is_under_way_is_not_forgiven_unless_that_is_said(spent_u
                 assert owner.forgive(hold.id, unsafe_in_flight=True).delivery == "forgiven"
             else:
                 with pytest.raises(
-                    ConfigError, match=r"under way, in process .*Wait until its process has ended, or for 1"
+                    ConfigError, match=r"under way, in process .*Wait until its process has ended, or for 3"
                 ):
                     owner.forgive(hold.id)
         body.goes_on.set()
@@ -65,7 +65,7 @@ def test_it_is_forgiven_once_nothing_more_can_come(tmp_path, way):
             if way == "its process ends":
                 guard.close()
             else:
-                clock.tick(151)
+                clock.tick(331)
             with Owner(url) as owner:
                 owner._store._clock = store._clock
                 assert owner.forgive(hold.id).delivery == "forgiven"

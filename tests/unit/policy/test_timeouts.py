@@ -15,7 +15,7 @@ NAMES = ["payment_s", "tool_s", "llm_s", "chunk_s", "step_s", "session_s"]
 
 
 def test_the_defaults_are_those_that_users_are_promised():
-    assert [getattr(Timeouts(), name) for name in NAMES] == [120, None, 600, 60, None, None]
+    assert [getattr(Timeouts(), name) for name in NAMES] == [300, None, 600, 60, None, None]
 
 
 @pytest.mark.parametrize("name", NAMES)
