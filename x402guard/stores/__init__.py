@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ELOOP
 from pathlib import Path
 from typing import Final
 
@@ -196,11 +197,15 @@ def _usable(path: Path) -> None:
                 "name without it"
             )
     with _looking_at(path):
-        has_folder, is_folder = path.absolute().parent.is_dir(), path.is_dir()
         try:
-            path.resolve()
-        except RuntimeError:  # until Python 3.12
-            raise ConfigError(f"ledger: {path} is a link that leads back to itself; name a file") from None
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it can be made, or its folder is named below
+        except OSError as error:
+            if error.errno == ELOOP:
+                raise ConfigError(f"ledger: {path} is a link that leads back to itself; name a file") from None
+            raise
+        has_folder, is_folder = path.absolute().parent.is_dir(), path.is_dir()
     if not has_folder:
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; create it first, or choose another")
     if is_folder:

@@ -159,7 +159,7 @@ def to_archived(record: Sequence[Any]) -> Archived:
     try:
         found = read_struct(msgspec.json.decode(said[:_MOST_SAID]), Checked)
         return Archived(node_id, seq, file, digest, found, at_ms)
-    except ValueError as error:  # of msgspec as well
+    except (ValueError, RecursionError) as error:  # of msgspec as well
         raise LedgerUnavailable(
             f"the ledger is inconsistent: what it says of the archived journal of {node_id!r} cannot be read"
         ) from error

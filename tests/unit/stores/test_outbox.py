@@ -421,10 +421,10 @@ def test_a_disk_that_may_only_be_read_is_read(mine, place, monkeypatch):
     opens, os_open = Path.open, os.open
 
     def read_only(opener):
-        def called(path, mode, *more):
+        def called(path, mode, *more, **named):
             if mode not in ("rb", os.O_RDONLY):
                 raise OSError(errno.EROFS, "Read-only file system")
-            return opener(path, mode, *more)
+            return opener(path, mode, *more, **named)
 
         return called
 

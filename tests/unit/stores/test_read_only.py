@@ -57,9 +57,7 @@ def test_a_ledger_that_is_made_while_it_is_looked_at_is_nothing_else(tmp_path, m
 def test_a_path_that_leads_nowhere_is_a_mistake_in_the_setting(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    with pytest.raises(
-        (ConfigError, LedgerUnavailable), match=r"a is a link that leads back to itself|cannot be looked at"
-    ):
+    with pytest.raises(ConfigError, match="a is a link that leads back to itself"):
         check_ledger_url(f"sqlite:///{tmp_path / 'a'}")
     with pytest.raises(ConfigError, match="'~no-such-user' is no user's home folder"):
         check_ledger_url("sqlite:///~no-such-user/spend.db")
