@@ -22,7 +22,7 @@
     ├── ProtocolError            the peer broke the protocol; nothing was signed
     ├── CallTimeout              a time limit of the guard ran out; the hold stays held
     ├── SettlementUncertain      a signed payment was sent and may still be taken
-    │   └── PaidNotDelivered     the chain took the money, but no answer came
+    │   └── PaidNotDelivered     the money was taken, and its answer was not handed over
     ├── SignerError              the signer refused; the hold was voided
     ├── LedgerUnavailable        the ledger cannot be written, so nothing is signed
     └── IllegalTransition        a bug in x402guard: the ledger's table forbids this step
@@ -193,7 +193,7 @@ class TokensExhausted(BudgetExhausted):
 
 
 class LoopDetected(PaymentRefused):
-    """The same call was made more often than the loop rule allows. The third one in a row trips the session."""
+    """The same call was made more often than the loop rule allows. The third refusal of it trips the run."""
 
     phase: Phase = "ledger"
     advice = "Nothing was paid. Do something else: the same call passes again when the window has moved on."

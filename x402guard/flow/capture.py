@@ -1,4 +1,4 @@
-"""Decisions in one ledger transaction about the end of an LLM call: what is captured, what is given back. Pure."""
+"""Decisions in one ledger transaction about the end of an LLM call or a tool: what is captured, what is given back. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drivers run a flow: one blocks, one awaits. No other module waits."""
+"""The drivers run a flow: one blocks, one awaits. No other module waits for a flow."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from x402guard.errors import ConfigError, X402GuardError
+from x402guard.errors import X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
 from x402guard.ledger.model import Hold, Node
-from x402guard.ledger.owner import trip_node
+from x402guard.ledger.owner import check_reason, trip_node
 from x402guard.ledger.queries import outstanding_of, path_of
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import Scope
@@ -21,7 +21,7 @@ from x402guard.views.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A payment or call that was sent before a trip. It counts until its end.
+    """A payment or call that was held before a trip. It may still be sent, and counts until its end.
 
     Attributes:
         hold_id: its hold in the ledger.
@@ -95,17 +95,15 @@ class Account:
     def trip(self, reason: str) -> tuple[Outstanding, ...]:
         """Trip the run of this budget: nothing new is held in it, signed or sent until its owner resets it.
 
-        In a worker's session (``guard.redeem``) and inside it, that session alone.
+        In a worker's session (``guard.redeem``) and inside it, that session alone; of a named budget, that budget.
 
         Returns what is outstanding, oldest first: it may still be signed and sent, can be taken until its end, and counts.
+        Raises ``ConfigError`` for a *reason* that says nothing.
         """
-        if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError("reason: write why the session is tripped, for the owner who resets it")
+        why = check_reason(reason)
         run_id = self._tripped_with_it()
         store = self.shell.store
-        transact_now(
-            self.shell, Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
-        )
+        transact_now(self.shell, Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, why))
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
 
     def _tripped_with_it(self) -> str:

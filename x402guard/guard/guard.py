@@ -72,11 +72,11 @@ class Guard(BudgetParent):
     Args:
         signer: the key, or an account of ``eth_account``; None meters and never signs.
         ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``, ``postgresql://user@host/database``), or a store,
-            which its owner closes.
+            which the caller closes.
         policy: the owner's rules.
         assets: tokens besides the built-in ones.
-        chains: network → JSON-RPC URL, ``web3.Web3``, several of these, or a ``Chain``; or a ``ChainReader``, which its
-            owner closes.
+        chains: network → JSON-RPC URL, ``web3.Web3``, several of these, or a ``Chain``; or a ``ChainReader``, which the
+            caller closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
         unsafe_async_failover: pay on real networks although a failover of the ledger's server can lose the newest holds.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
@@ -209,7 +209,7 @@ class Guard(BudgetParent):
                 self.shell.chain.close()
 
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
-        """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
+        """Record the wallet, its payer and this instance, and end the instances whose process is gone."""
         store = self.shell.store
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
         refuse_strange_server(store, self.shell.chain, here().boot_id())
@@ -301,7 +301,7 @@ class Guard(BudgetParent):
         return await in_a_thread(self.reconcile)
 
     def sweep(self) -> None:
-        """Ask the chains once about the sixteen live payments longest unasked, at most, and record the answers."""
+        """Ask the chains once about the payments without a proof that are longest unasked, sixteen at most; record the answers."""
         run(sweep(self.context), self.shell)
 
     def cancel(self, hold_id: str) -> Cancellation:

@@ -36,7 +36,7 @@ from x402guard.ledger.delegations import delegation_marks, read_delegation, revo
 from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
 from x402guard.ledger.model import WALLET, Hold, HoldKind, NodeKind, NodeState
-from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.owner import check_reason, known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, close_unanswered, give_answer, question_id, waiting
@@ -46,7 +46,7 @@ from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
-from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_reason, check_whole
+from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
 from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
@@ -73,7 +73,7 @@ class Owner:
 
     Args:
         ledger: URL or path of an existing ledger; by default that of the settings.
-        by: the name that the journal keeps for each command; by default the operating system's user.
+        by: the name that the journal keeps with limits, trips, resets, answers and what is forgiven; by default the operating system's user.
         chains: as for ``Guard``, for ``reconcile``; by default those of the settings.
         read_only: only look; True by itself where this user may not write the file.
         verified: refuse an inconsistent ledger.
@@ -242,7 +242,7 @@ class Owner:
 
         Returns its live holds: what is signed or sent already can still be taken.
         """
-        node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason))
+        node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason, self.by))
         return outstanding_of(self._store, node.id)
 
     def reset(self, session: str, *, unsafe_early: bool = False) -> BudgetRow:

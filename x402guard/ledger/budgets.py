@@ -288,8 +288,10 @@ def trip_exceeded(view: LedgerView, node_id: str) -> None:
             trip(view, node.id, OVERSHOOT, f"${format_dollars(used)} used of ${format_dollars(limit)}")
 
 
-def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
+def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None = None) -> None:
     """Trip a node until its owner resets it. *word* is one of ``TERMINATIONS``. A tripped node keeps its first word.
+
+    *by* is the owner who does it with a command.
 
     In shadow mode the owner and a limit that is exceeded still trip it; what the rules would trip is recorded.
     """
@@ -302,9 +304,9 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         view.tell(WOULD_TRIP, "info", told, session=node_id, rule=word, logged_only=True)
         return
     view.restrains = True
-    # A file's name or a word from a shell may be no UTF-8, and a stop does not fail by its text.
-    reason = reason.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-    view.record(node_id, "trip", facts={"word": word, "reason": reason})
+    reason = _writable(reason)
+    named = {} if by is None else {"by": _writable(str(by))}
+    view.record(node_id, "trip", facts={"word": word, "reason": reason, **named})
     message = (
         f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"
     )
@@ -315,6 +317,11 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
     tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)
     settle_grants(view, node_id)
+
+
+def _writable(text: str) -> str:
+    """Return a text as a ledger takes it: a file's name or a word from a shell may be no UTF-8, and no stop fails by it."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def trip_session(view: LedgerView, node_id: str, word: str, reason: str) -> None:

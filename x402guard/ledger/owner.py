@@ -36,14 +36,14 @@ def owner_mark(node_id: str) -> MarkKey:
     return "owner_limit", node_id
 
 
-def trip_node(view: LedgerView, node_id: str, reason: str) -> Node:
+def trip_node(view: LedgerView, node_id: str, reason: str, by: str | None = None) -> Node:
     """Trip a session or the wallet: nothing is authorized in it or below it until its owner resets it.
 
-    Payments already signed can still be taken, and count. A tripped budget keeps its first reason. Raises
-    ``ConfigError`` if there is no such budget.
+    Payments already signed can still be taken, and count. A tripped budget keeps its first reason. *by* is the owner who
+    does it with a command. Raises ``ConfigError`` if there is no such budget.
     """
     known_budget(view, node_id)
-    trip(view, node_id, KILL_SWITCH, check_reason(reason))
+    trip(view, node_id, KILL_SWITCH, check_reason(reason), by)
     return view.node(node_id)
 
 
@@ -51,10 +51,14 @@ _LONGEST_REASON: Final = 300
 
 
 def check_reason(reason: object) -> str:
-    """Return the reason of a stop, cut. Raises ``ConfigError`` for what is no text."""
-    if not isinstance(reason, str):
-        raise ConfigError(f"reason: {reason!r:.80} is no text; write why, such as 'spends too much'")
-    return reason[:_LONGEST_REASON]
+    """Return why something is stopped, as one line of at most 300 characters.
+
+    Raises ``ConfigError`` for what is no text, and for a blank one.
+    """
+    line = " ".join(reason.split()) if isinstance(reason, str) else ""
+    if not line:
+        raise ConfigError(f"reason: {reason!r:.80} says nothing; write why, such as 'spends too much'")
+    return line[:_LONGEST_REASON]
 
 
 def reset_node(view: LedgerView, node_id: str, by: str) -> Node:

@@ -70,13 +70,6 @@ def check_kind(setting: str, value: object, kind: type, advice: str) -> None:
         raise ConfigError(f"{setting}: a {type(value).__name__} is not a {kind.__name__}; {advice}")
 
 
-def check_reason(reason: object) -> str:
-    """Return the first 300 characters of why an owner or an agent stops something. Raises ``ConfigError``."""
-    if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
-        raise ConfigError("reason: write why it is stopped, in a line, for who reads the journal")
-    return reason[:300]
-
-
 def check_texts(name: str, values: object, what: str) -> frozenset[str]:
     """Return a collection of texts as a set. Raises ``ConfigError`` for a single text, a mapping, or anything else."""
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):

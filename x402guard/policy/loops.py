@@ -44,7 +44,7 @@ class Loop(StepGuard):
     Args:
         calls: identical calls that are allowed within the window (1 to 1,000); one more is refused.
         calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
-        latch_after: so many refusals of the same call, which does not pass between them, trip the session until its owner
+        latch_after: so many refusals of the same call, which does not pass between them, trip the run until its owner
             resets it (1 to 1,000); 0 for never. Those within two seconds count as one.
         states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
             more is refused.
@@ -53,7 +53,7 @@ class Loop(StepGuard):
         longest_cycle: the most different steps in a cycle (1 to 16; A-B-A-B has 2); after more than ``calls`` full
             repeats the next step is refused, unless a pause longer than the window separates them. 1 looks for no
             cycles.
-        failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
+        failures: consecutive payments to one payee without delivery that trip the run; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
         own: tool, host, or ``METHOD host/path``, or a pattern of these with ``*`` → its own number of calls, or None for
             no limit; the first that matches counts. One with a ``*`` in its last part, as ``search.*``, gives tools more
@@ -145,10 +145,10 @@ class Loop(StepGuard):
         before = max(int(row["count"]), bursts) - 1
         if self.latch_after and before + 1 >= self.latch_after:
             trip(view, step.run_id, LOOP, loop)
-            reason = f"{loop}; the session is tripped until its owner resets it"
+            reason = f"{loop}; the run is tripped until its owner resets it"
             return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
         left = self.latch_after - before - 1
-        warning = f"; {left} more in a row trip{'s' if left == 1 else ''} the session" if self.latch_after else ""
+        warning = f"; {left} more of it trip{'s' if left == 1 else ''} the run" if self.latch_after else ""
         return Refusal(
             LOOP,
             f"{loop}{warning}",

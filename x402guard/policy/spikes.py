@@ -35,7 +35,7 @@ class Spike(StepGuard):
     Args:
         multiplier: a step may cost this many times the mean of the steps before it (1 to 1,000).
         window: how many steps are compared, the new one included (2 to 1,000); fewer steps make no spike.
-        action: ``warn`` (an event in the report, and a notice) or ``trip`` (refuse the step and trip the session).
+        action: ``warn`` (an event in the report, and a notice) or ``trip`` (refuse the step and trip the run).
         min_step: dollars; a cheaper step is no spike.
 
     Raises ``ConfigError`` naming the setting.
@@ -69,7 +69,7 @@ class Spike(StepGuard):
         if spike is None or find_shortfall(view, step.node_id, step.amount) is not None:
             return None  # the budget refuses what does not fit, without a trip
         trip(view, step.run_id, SPIKE, spike)
-        reason = f"{spike}; the session is tripped until its owner resets it"
+        reason = f"{spike}; the run is tripped until its owner resets it"
         return Refusal(SPIKE, reason, step.amount, error=SpendSpike, advice=ONLY_RESET)
 
     def find_spike(self, view: LedgerView, step: Step) -> str | None:

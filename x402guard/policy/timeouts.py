@@ -33,7 +33,7 @@ class Timeouts(StepGuard):
         chunk_s: from one chunk of an LLM's answer to the next.
         step_s: a step of the agent: from an LLM answer, or ``session.step()``, to the next LLM request. After it the
             step's next payment or tool use is refused.
-        session_s: the run, from its first opening or its last reset. After it the session is tripped.
+        session_s: the run, from its first opening or its last reset. After it the run is tripped.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -67,7 +67,7 @@ class Timeouts(StepGuard):
         if self.session_s is not None and view.has_node(run_id):
             since_ms = max(view.node(run_id).created_ms, int((view.mark(reset_mark(run_id)) or {"at": 0})["at"]))
             if view.now_ms - since_ms > self.session_s * 1000:
-                reason = f"the session has run for more than {self.session_s} s (policy.timeouts.session_s)"
+                reason = f"the run has gone on for more than {self.session_s} s (policy.timeouts.session_s)"
                 trip(view, run_id, SESSION_TIMEOUT, reason)
                 reason = f"{reason}; it is tripped until its owner resets it"
                 return Refusal(SESSION_TIMEOUT, reason, error=SessionTripped, advice=ONLY_RESET)

@@ -52,12 +52,12 @@ _MOST_WORDS: Final = 1024
 
 
 def succeeded(status: int) -> bool:
-    """True for the status of an answer that delivers what was paid for."""
+    """True for a status of success: 2xx, 3xx, or 101."""
     return 200 <= status < 400 or status == 101
 
 
 def delivers(reply: Reply) -> bool:
-    """True for an answer that delivers what was paid for."""
+    """True for an answer that delivers what was paid for: a success, and no part of it alone."""
     return succeeded(reply.status) and not reply.is_less
 
 

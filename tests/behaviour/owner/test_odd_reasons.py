@@ -36,10 +36,20 @@ def test_a_reason_that_is_odd_stops_as_any_other(ledger_url, reason, by):
         assert session.spent == 0
 
 
-@pytest.mark.parametrize("reason", [None, 5, b"x", ["x"]])
-def test_a_reason_that_is_no_text_is_named(url, reason):
-    with Owner(url) as owner, pytest.raises(ConfigError, match=r"^reason: .* is no text"):
+@pytest.mark.parametrize("reason", [None, 5, b"x", ["x"], "", " \n "])
+def test_a_reason_that_says_nothing_is_named(url, reason):
+    with Owner(url) as owner, pytest.raises(ConfigError, match=r"^reason: .* says nothing"):
         owner.trip("job", reason)
+
+
+@pytest.mark.parametrize("by", ["grace", "G\udcfcnther", "a\0b"])
+def test_the_journal_says_who_has_tripped_it_and_why_in_one_line(url, by):
+    with Owner(url, by=by) as owner:
+        owner.trip("job", "spends\n  too much")
+    with make_guard(url) as guard:
+        [said] = [entry.facts() for entry in guard.shell.store.entries("job") if entry.event == "trip"]
+        written = by.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+        assert said == {"word": "kill_switch", "reason": "spends too much", "by": written}
 
 
 def test_a_shell_passes_a_reason_in_another_encoding(url, tmp_path):
