@@ -42,7 +42,7 @@ def meter_of(metering: Metering | None) -> Meter:
     book = (
         open_book(None if given is None else str(given)) if given is None or isinstance(given, (str, Path)) else given
     )
-    return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
+    return Meter(settings, RegisteredBook(book, owner_prices=settings.models), settings.counter or TiktokenCounter())
 
 
 def check_kinds(signer: object, ledger: object, policy: object, chains: object, approver: object) -> Signer | None:

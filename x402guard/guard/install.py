@@ -77,10 +77,9 @@ def install(
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
-            payer, meter = IN_CONTEXT, guard.meter
-            allow = (lambda: None) if meter is None else refuse_aiohttp(payer, meter)
+            allow = refuse_aiohttp(IN_CONTEXT, guard.meter)
             IN_CONTEXT.installed = session
-            _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), allow)
+            _installed = _Installation(guard, owned, session, _patch(IN_CONTEXT, on_refusal), allow)
         except BaseException:
             IN_CONTEXT.installed = None
             if owned:

@@ -53,12 +53,12 @@ class Basis(Struct, frozen=True):
     Attributes:
         shell: the adapters that flows run on.
         context: the settings that flows work under.
-        meter: how LLM calls are held and priced; None meters nothing.
+        meter: how LLM calls are held and priced.
     """
 
     shell: Shell
     context: Context
-    meter: Meter | None
+    meter: Meter
 
 
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:

@@ -43,7 +43,7 @@ from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView
 from x402guard.llm.meter import Meter
-from x402guard.llm.prices import ModelPrice, RegisteredBook
+from x402guard.llm.prices import ModelPrice
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
@@ -219,7 +219,7 @@ class Session(Charges, Endings):
         return replace(self._context, finalizing=finalizing, undoing=undoing_ids(), quotes=quotes)
 
     @property
-    def meter(self) -> Meter | None:
+    def meter(self) -> Meter:
         """How LLM calls are held and priced, with the prices registered here and above."""
         models: dict[str, ModelPrice] = {}
         session: Session | None = self
@@ -227,9 +227,7 @@ class Session(Charges, Endings):
             models = {**session._models, **models}
             session = session._parent
         meter = self._basis.meter
-        if not models or meter is None or not isinstance(meter.book, RegisteredBook):
-            return meter
-        return replace(meter, book=replace(meter.book, session=models))
+        return replace(meter, book=replace(meter.book, session_prices=models)) if models else meter
 
     def register_model(
         self,
@@ -246,10 +244,7 @@ class Session(Charges, Endings):
         be raised, never lowered. Raises ``ConfigError`` naming the argument.
         """
         price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
-        meter = self.meter
-        if meter is None or not isinstance(meter.book, RegisteredBook):
-            raise ConfigError("register_model: this guard meters nothing")
-        meter.book.register(name, price, self.shell.store.now_ms() // 1000)
+        self.meter.book.register(name, price, self.shell.store.now_ms() // 1000)
         with self._lock:
             self._models = {**self._models, name: price}
 

@@ -68,8 +68,8 @@ class MeteredPayer(Payer, Protocol):
         """Return the innermost budget in context (see ``Payer``)."""
 
     @property
-    def meter(self) -> Meter | None:
-        """The meter for LLM calls; None if metering is off."""
+    def meter(self) -> Meter:
+        """The meter for LLM calls."""
 
 
 class FindsPayer(Protocol):
@@ -212,7 +212,7 @@ class Guarded:
         incoming: Incoming,
         body: bytes | None,
         *,
-        payer: tuple[Context, Meter | None],
+        payer: tuple[Context, Meter],
         exchange: Exchanged | AsyncExchanged,
     ) -> Flow[Handed]:
         """Return the flow of a request."""
@@ -240,22 +240,18 @@ class Guarded:
         return after_foreign(context, foreign, facts, flow) if foreign else flow
 
     def _flow_of(
-        self, facts: RequestFacts, incoming: Incoming, body: bytes | None, context: Context, meter: Meter | None
+        self, facts: RequestFacts, incoming: Incoming, body: bytes | None, context: Context, meter: Meter
     ) -> Flow[Handed]:
         """Return the flow of a request by its route: metered, or free until a server asks for a payment."""
-        route = (
-            None
-            if meter is None
-            else classify(
-                meter,
-                facts.method,
-                facts.host,
-                facts.url,
-                upgrades=incoming.header("upgrade") is not None,
-                masked=incoming.header("x-goog-fieldmask") is not None,
-            )
+        route = classify(
+            meter,
+            facts.method,
+            facts.host,
+            facts.url,
+            upgrades=incoming.header("upgrade") is not None,
+            masked=incoming.header("x-goog-fieldmask") is not None,
         )
-        if route is None or meter is None:
+        if route is None:
             return paid_request(facts, context)
         if facts.host_header:
             return _refuse(context, host_refusal(facts, Unpriced))

@@ -12,7 +12,7 @@ from x402guard.errors import Unpriced
 from x402guard.flow.request import split_path
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
-from x402guard.llm.prices import PriceBook, TokenCounter
+from x402guard.llm.prices import RegisteredBook, TokenCounter
 from x402guard.llm.routes import Route, find_endpoint, find_route
 from x402guard.llm.settings import Metering, place_of
 from x402guard.money import Nanos
@@ -26,10 +26,10 @@ _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 
 
 class Meter(Struct, frozen=True):
-    """The settings, price book (with the owner's and session's prices) and token counter for LLM calls."""
+    """The settings, the price book (with the owner's and the session's prices) and the token counter for LLM calls."""
 
     settings: Metering
-    book: PriceBook
+    book: RegisteredBook
     counter: TokenCounter
 
     @property

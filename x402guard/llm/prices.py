@@ -70,14 +70,14 @@ class RegisteredBook:
 
     Attributes:
         book: prices all other models.
-        owner: name → price; it replaces the book's.
-        session: name → price, for a model without a price, or a higher price: a session never lowers one. Where the
+        owner_prices: name → price; it replaces the book's.
+        session_prices: name → price, for a model without a price, or a higher price: a session never lowers one. Where the
             book lists the provider, no model costs less than its dearest one, unless the owner has given it a price.
     """
 
     book: PriceBook
-    owner: Mapping[str, ModelPrice] = field(default_factory=dict)
-    session: Mapping[str, ModelPrice] = field(default_factory=dict)
+    owner_prices: Mapping[str, ModelPrice] = field(default_factory=dict)
+    session_prices: Mapping[str, ModelPrice] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -87,7 +87,7 @@ class RegisteredBook:
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """Return the prices of a model (see ``PriceBook``)."""
         before = self._before(provider, model, at_unix)
-        price = self.session.get(model)
+        price = self.session_prices.get(model)
         return before if price is None else _priced("session", price, provider, model, at_unix, before=before)
 
     def suggest(self, provider: str, model: str) -> str | None:
@@ -97,11 +97,11 @@ class RegisteredBook:
 
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """Return the prices without the session's. For an unknown dated name that it prices, use the base model's."""
-        price = self.owner.get(model)
+        price = self.owner_prices.get(model)
         if price is not None:
             return _priced("owner", price, provider, model, at_unix)
         found = self.book.find(provider, model, at_unix)
-        base = base_name(model) if found is None and model in self.session else None
+        base = base_name(model) if found is None and model in self.session_prices else None
         return found if base is None else self.book.find(provider, base, at_unix)
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
@@ -111,11 +111,11 @@ class RegisteredBook:
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of *usage* (see ``PriceBook``)."""
-        if priced.source == "owner" and priced.model in self.owner:
-            return self.owner[priced.model].cost(usage)
-        if priced.source != "session" or priced.model not in self.session:
+        if priced.source == "owner" and priced.model in self.owner_prices:
+            return self.owner_prices[priced.model].cost(usage)
+        if priced.source != "session" or priced.model not in self.session_prices:
             return self.book.cost(priced, usage, context)
-        own = self.session[priced.model].cost(usage)
+        own = self.session_prices[priced.model].cost(usage)
         floor = self._before(priced.provider, priced.model, priced.at_unix)
         if floor is None:  # an agent may name any price for a model that it has made up
             floor = self.dearest(priced.provider, priced.at_unix)
@@ -133,12 +133,12 @@ class RegisteredBook:
         """
         if not isinstance(model, str) or not model.strip():
             raise ConfigError(f"model: {model!r} is not the name of a model")
-        standing = self.session.get(model) or self.owner.get(model)
+        standing = self.session_prices.get(model) or self.owner_prices.get(model)
         if standing is not None and any(new < old for new, old in zip(price.rates, standing.rates, strict=True)):
             raise ConfigError(f"model: {model!r} has a price already; only the owner can lower it")
         if standing is None:
             self._check_against_book(model, price, at_unix)
-        return replace(self, session={**self.session, model: price})
+        return replace(self, session_prices={**self.session_prices, model: price})
 
     def _check_against_book(self, model: str, price: ModelPrice, at_unix: int) -> None:
         into, out, cached = price.rates

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.errors import LedgerUnavailable
 from x402guard.flow.capture import HOLD_S, Bill, tokens_in
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
@@ -40,14 +40,12 @@ class _Recorded(Struct, frozen=True):
     told: Refusal | None = None
 
 
-def record_call(context: Context, meter: Meter | None, entropy: bytes, statement: Statement) -> Flow[Receipt]:
+def record_call(context: Context, meter: Meter, entropy: bytes, statement: Statement) -> Flow[Receipt]:
     """Capture the cost of a reported call, past the limit too, and return its receipt. *entropy* is 32 random bytes.
 
     Raises ``ValueError`` for impossible counts and ``Unpriced`` for an unknown price; nothing is captured then. Raises
     ``SessionTripped`` after the capture if the session was tripped before, because no transport refused the call.
     """
-    if meter is None:
-        raise ConfigError("record_usage: metering is off in this guard")
 
     def price(now_ms: int) -> tuple[Bill, Rates] | Refusal:
         return price_statement(meter, statement, now_ms // 1000)

@@ -66,7 +66,7 @@ def call_of(place, model, body):
 
 
 def ceiling(place, model, body, *, counter=TIKTOKEN, book=BOOK, at=AT, **said):
-    owned = RegisteredBook(book, owner=said.get("models", {}))
+    owned = RegisteredBook(book, owner_prices=said.get("models", {}))
     return find_ceiling(
         call_of(place, model, body),
         Metering(**{"price_context": {"service_tier": "default"}, **said}),

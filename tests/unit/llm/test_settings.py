@@ -147,7 +147,7 @@ def test_a_model_that_a_session_makes_up_costs_no_less_than_its_providers_deares
     # o1-pro: $150 and $600 for a million tokens
     assert cost(book, "mine", input_tokens=1_000_000, output_tokens=1_000_000) == 750
     assert cost(registered("mine", {"input": "$200", "output": "$700"}), "mine", **MILLION) == 200
-    listed = RegisteredBook(BOOK, owner={"mine": ModelPrice(input="$1", output="$2")})
+    listed = RegisteredBook(BOOK, owner_prices={"mine": ModelPrice(input="$1", output="$2")})
     assert cost(listed, "mine", **MILLION) == 1, "the owner may name any price"
     assert cost(registered("mine", {"input": "$3", "output": "$3"}, listed), "mine", **MILLION) == 3
 
@@ -235,7 +235,7 @@ def test_whatever_a_session_could_register_bills_no_less_than_the_book(usage):
 
 
 def test_the_owner_may_say_anything_and_a_session_only_more():
-    owned = RegisteredBook(BOOK, owner={"gpt-4o": ModelPrice(input="$1", output="$2")})
+    owned = RegisteredBook(BOOK, owner_prices={"gpt-4o": ModelPrice(input="$1", output="$2")})
     assert cost(owned, "gpt-4o", **MILLION) == 1
     assert owned.find("openai", "gpt-4o", NOW).source == "owner"
     with pytest.raises(ConfigError, match="has a price already; only the owner can lower it"):
@@ -329,7 +329,7 @@ def read(place, body):
 
 def ceiling(place, body, **allowances):
     call = read(place, body)
-    book = RegisteredBook(BOOK, owner={call.model: ModelPrice(input=1, output=1)})
+    book = RegisteredBook(BOOK, owner_prices={call.model: ModelPrice(input=1, output=1)})
     return find_ceiling(call, Metering(allowances=allowances), book, TiktokenCounter(), NOW)
 
 
