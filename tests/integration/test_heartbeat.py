@@ -13,7 +13,7 @@ from tests.support.ledger import a_hold
 from tests.support.merchant import make_guard
 from x402guard import ConfigError, LedgerUnavailable, Owner
 from x402guard.flow import heartbeat
-from x402guard.flow.surroundings import Surroundings, settle_in
+from x402guard.flow.surroundings import Surroundings, use_surroundings
 from x402guard.ledger.purchases import in_doubt, instance_mark, silent_instances
 from x402guard.ledger.view import LedgerView
 from x402guard.stores import open_store
@@ -33,7 +33,7 @@ def elsewhere(url):
     """A guard with an open session on another machine, which ends without a word after the test."""
 
     def opens():
-        settle_in(Elsewhere())
+        use_surroundings(Elsewhere())
         guard = make_guard(url, budget="$5.00")
         session = guard.session("far", budget="$1.00", id="run-1")
         session.__enter__()

@@ -102,7 +102,7 @@ def ask(context: Context, to: str, payload: Any, timeout_s: float) -> Flow[Any]:
         if refusal is not None:
             return refusal
         if not view.has_node(to) or view.node(to).kind is not NodeKind.SESSION or run_of(to) != run_of(me) or to == me:
-            raise ConfigError(f"to: {to!r:.200} is no other session of this run; give the id of one")
+            raise ConfigError(f"session: {to!r:.200} is no other session of this run; give the id of one")
         asked = input_of(view, to, me)
         if asked is not None and not asked.is_open and not asked.taken and is_same(asked.payload, payload):
             return take_reply(view, asked)

@@ -227,9 +227,9 @@ def _held(
             return decided
         else:
             may_fit = False
-            if decided.rule == BUDGET and not swept and context.sweep is not None:
+            if decided.rule == BUDGET and not swept and context.may_fit_now is not None:
                 swept = True
-                looked = yield from context.sweep(context, decided.available or NOTHING)
+                looked = yield from context.may_fit_now(context, decided.available or NOTHING)
                 may_fit, waits = looked.may_fit, looked.waits
             if may_fit:
                 continue

@@ -210,7 +210,7 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
             view.put_mark((kind, node_id), {"hold": None, "until": 0})
 
 
-def book(
+def capture_bill(
     context: Context,
     hold: Hold,
     bill: Bill,

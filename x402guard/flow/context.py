@@ -29,7 +29,7 @@ class Looked(Struct, frozen=True):
     waits: str = ""
 
 
-Sweep = Callable[["Context", Nanos], Flow[Looked]]
+MayFitNow = Callable[["Context", Nanos], Flow[Looked]]
 
 
 class Context(Struct, frozen=True, eq=False):
@@ -55,7 +55,7 @@ class Context(Struct, frozen=True, eq=False):
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
         registry: the tokens that may be paid with.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
-        sweep: asks the chain about claims before a refusal for lack of budget, given the amount that fitted
+        may_fit_now: asks the chain about claims before a refusal for lack of budget, given the amount that fitted
             (nano-dollars). None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
@@ -89,7 +89,7 @@ class Context(Struct, frozen=True, eq=False):
     max_clock_jump_ms: int = MAX_CLOCK_JUMP_S * 1000
     registry: AssetRegistry = field(default_factory=AssetRegistry)
     max_body_bytes: int = DEFAULT_BODY_BYTES
-    sweep: Sweep | None = None
+    may_fit_now: MayFitNow | None = None
     session_budget: Nanos | None = None
     quotes: tuple[tuple[str, Nanos], ...] = ()
     reach: tuple[Reach, ...] = ()

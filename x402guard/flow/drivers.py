@@ -159,7 +159,9 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 await anyio.sleep(effect.pause_s)
             else:
                 call = partial(_perform, effect, shell)
-                answer = _told(call() if _is_inline(effect, shell) else await _in_thread(effect, call, shell), shell)
+                answer = _told(
+                    call() if _is_inline(effect, shell) else await _run_effect_aside(effect, call, shell), shell
+                )
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow updates the ledger first
@@ -270,7 +272,7 @@ _OTHER_THREADS: Final = 16
 _CLOSING_THREADS: Final = 40
 
 
-async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
+async def _run_effect_aside(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
     """Run a blocking call in a thread of our own: a caller who has used up the common ones cannot block it.
 
     A transaction runs to its end, even if the task is cancelled. Signers and chains are abandoned then: they may never
@@ -278,16 +280,16 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     """
     if isinstance(effect, Transact):
         may_drop = effect.late is None  # an end of an answer is nowhere else before it is tried
-        return await to_the_end(call, shell, lambda answer: _told(answer, shell), may_drop=may_drop)
+        return await finish_change(call, shell, lambda answer: _told(answer, shell), may_drop=may_drop)
     try:
         limiter = _OTHER_TURN.get()
     except LookupError:
         limiter = anyio.CapacityLimiter(_OTHER_THREADS)
         _OTHER_TURN.set(limiter)
-    return await in_a_thread(call, limiter)
+    return await run_in_daemon_thread(call, limiter)
 
 
-async def in_a_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | None = None) -> R:
+async def run_in_daemon_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | None = None) -> R:
     """Run a blocking call in a daemon thread, of which *limiter* allows so many at once. A cancelled task abandons it.
 
     Not in one of anyio's for asyncio: those end with the root task of their loop, and a loop that Ctrl-C has left never
@@ -312,7 +314,9 @@ async def in_a_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | No
         return result  # noqa: RET504 - a scope may end its block early, for mypy
 
 
-async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:
+async def finish_change(
+    call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True
+) -> R:
     """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
     *late* is then called with the result, if there is one. One that has not begun is dropped, if it may be. asyncio's
@@ -325,7 +329,7 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
     return await _awaited(work, late, may_drop=may_drop)
 
 
-async def run_to_the_end(call: Callable[[], R], *, of_a_guard: bool = False) -> R:
+async def finish_closing(call: Callable[[], R], *, of_a_guard: bool = False) -> R:
     """Run what ends a session, or is *of a guard*, to its end even if the task is cancelled, and then let that continue.
 
     It may take as long as functions of the owner, so it has threads of its own.

@@ -34,6 +34,7 @@ class Receipt:
         payee, network: the paid address and its network (CAIP-2); "" for an LLM call.
         delivery: ``done`` if the whole answer was read before this receipt was made, ``open`` if its body is still to be
             read, ``lost`` if it broke; ``forgiven`` if the owner has closed the purchase meanwhile.
+        payment_id: the ``payment-identifier`` that went with the payment; None if the server does not use it.
     """
 
     hold_id: str
@@ -53,6 +54,7 @@ class Receipt:
     payee: str = ""
     network: str = ""
     delivery: str = "done"
+    payment_id: str | None = None
 
     @property
     def represented(self) -> bool:
@@ -88,6 +90,7 @@ def receipt_of(hold: Hold) -> Receipt:
         payee="" if hold.intent is None else hold.intent.payee,
         network="" if hold.intent is None else hold.intent.network,
         delivery=str(hold.delivery),
+        payment_id=None if hold.intent is None else hold.intent.payment_id,
     )
 
 
@@ -104,6 +107,7 @@ def undelivered(
         payee=paid.payee,
         network=paid.network,
         place=paid.place,
+        payment_id=paid.payment_id,
         transaction=paid.transaction,
     )
 

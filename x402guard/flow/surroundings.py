@@ -175,7 +175,7 @@ def here() -> Surroundings:
     return _HERE.get(_THIS_MACHINE)
 
 
-def settle_in(surroundings: Surroundings) -> None:
+def use_surroundings(surroundings: Surroundings) -> None:
     """Use these surroundings in this context from now on; for simulations."""
     _HERE.set(surroundings)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.admission import consent
-from x402guard.flow.drivers import run, run_async, run_to_the_end, transact_now
+from x402guard.flow.drivers import finish_closing, run, run_async, transact_now
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
 from x402guard.guard.account import Account
@@ -68,8 +68,9 @@ class AgentSteps(Delegates):
         *verify* is a function of *result*: only True is a yes. After a no the session stays open, and ends as
         ``not_verified`` unless a later ``finish`` succeeds. With ``policy.min_confidence``, a *confidence* (0 to 1) below
         it, or none, asks the approver first. While other agents wait for a reply (``session.inputs()``), the result does not
-        hold. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what
-        *verify* raises; the session then stays open.
+        hold. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what *verify* raises; the session then
+        stays open. Raises ``SessionTripped`` and ``SessionClosed`` too, and ``ConfigError`` for a *confidence* that is none,
+        a *verify* that has to be awaited, and a session that does a task (``task.done``).
         """
         checked = _confidence(confidence)
         said = True if verify is None else verify(result)
@@ -92,7 +93,7 @@ class AgentSteps(Delegates):
             said = await said
         done = await run_async(self._finished(said is True, checked), self.shell)
         if done:
-            await run_to_the_end(self.close)
+            await finish_closing(self.close)
         return done
 
     def _stepped(self, state: object) -> Flow[int]:
@@ -198,7 +199,7 @@ class Endings(Account, AgentSteps):
 
     async def acommit(self) -> None:
         """Do the same, awaited; a cancelled task waits for its end."""
-        await run_to_the_end(self.commit)
+        await finish_closing(self.commit)
 
     def close(self, error: BaseException | None = None) -> None:
         """End this opening of the session; *error* is the error that left its block. Live holds still count.

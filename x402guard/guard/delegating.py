@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from x402guard.delegation.asking import REPLY_S, ask, read_inputs, reply
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import run, run_async, run_to_the_end, to_the_end
+from x402guard.flow.drivers import finish_change, finish_closing, run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
 from x402guard.guard.arguments import gone_instances
@@ -104,7 +104,7 @@ class Delegates(Payer):
         from x402guard.delegation.messages import check_json
 
         if not isinstance(session, str) or not session.isascii() or not session.isprintable():
-            raise ConfigError(f"to: {session!r:.200} is no other session of this run; give the id of one")
+            raise ConfigError(f"session: {session!r:.200} is no other session of this run; give the id of one")
         check_json("payload", payload)
         check_timeout(timeout_s)
         return ask(self.context, session, payload, timeout_s)
@@ -130,7 +130,7 @@ class Delegates(Payer):
 
         if not isinstance(to, Input):
             raise ConfigError(f"to: {type(to).__name__} is no Input; take one of session.inputs()")
-        check_json("reply", payload)
+        check_json("payload", payload)
         return reply(self.context, to.sender, payload, to.number)
 
 
@@ -167,11 +167,11 @@ def redeemed(basis: Basis, token: str) -> Session:
 async def aredeemed(basis: Basis, token: str) -> Session:
     """Do the same off the event loop. After a cancellation meanwhile, the token opens the session again."""
     opening = partial(copy_context().run, partial(redeemed, basis, token))
-    session = await to_the_end(opening, basis.shell, _leave)
+    session = await finish_change(opening, basis.shell, _leave)
     try:
         await anyio.lowlevel.checkpoint()
     except BaseException:
-        await run_to_the_end(partial(_leave, session))
+        await finish_closing(partial(_leave, session))
         raise
     return session
 

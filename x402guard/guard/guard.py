@@ -12,7 +12,7 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.drivers import in_a_thread, run, run_to_the_end, transact_now
+from x402guard.flow.drivers import finish_closing, run, run_in_daemon_thread, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
@@ -156,7 +156,7 @@ class Guard(BudgetParent):
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
             registry=AssetRegistry(each_asset(assets)),
             max_body_bytes=positive("max_body_bytes", max_body_bytes),
-            sweep=may_fit_now if networks else None,
+            may_fit_now=may_fit_now if networks else None,
             session_budget=parse_limit(session_budget, field="session_budget"),
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
@@ -177,7 +177,7 @@ class Guard(BudgetParent):
         try:
             self._observer = observed(telemetry)
             self.shell = replace(self.shell, observer=self._observer, late_writes=self._late_writes(shell.store))
-            gone = self._enter_books(limit)
+            gone = self._enter_instance(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
             if self.shell.signer is not None:
@@ -208,7 +208,7 @@ class Guard(BudgetParent):
             if owns_chain and self.shell.chain is not None:
                 self.shell.chain.close()
 
-    def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
+    def _enter_instance(self, limit: Nanos | None) -> frozenset[str]:
         """Record the wallet, its payer and this instance, and end the instances whose process is gone."""
         store = self.shell.store
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
@@ -298,7 +298,7 @@ class Guard(BudgetParent):
 
     async def areconcile(self) -> Reconciliation:
         """Do the same, awaited."""
-        return await in_a_thread(self.reconcile)
+        return await run_in_daemon_thread(self.reconcile)
 
     def sweep(self) -> None:
         """Ask the chains once about the payments without a proof that are longest unasked, sixteen at most; record the answers."""
@@ -342,7 +342,7 @@ class Guard(BudgetParent):
         return self
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        await run_to_the_end(self.close, of_a_guard=True)
+        await finish_closing(self.close, of_a_guard=True)
 
     def __repr__(self) -> str:
         context = getattr(self, "context", None)  # a crash reporter may show an unfinished guard

@@ -14,7 +14,7 @@ import anyio
 from msgspec import Struct
 
 from x402guard.errors import ConfigError, SessionClosed
-from x402guard.flow.drivers import run, run_async, run_to_the_end, transact_now
+from x402guard.flow.drivers import finish_closing, run, run_async, transact_now
 from x402guard.flow.surroundings import here
 from x402guard.guard.charges import DeclaresTools
 from x402guard.guard.session import Session, current_session
@@ -138,12 +138,12 @@ class _Reversible(Struct, frozen=True):
             result = await self.function(*args, **kwargs)
             plain = _as_json("result", result)
         except BaseException:
-            await run_to_the_end(partial(_undo_now, session, action))
+            await finish_closing(partial(_undo_now, session, action))
             raise
         try:
-            await run_to_the_end(partial(_finish, session, action, plain))
+            await finish_closing(partial(_finish, session, action, plain))
         except anyio.get_cancelled_exc_class():
-            await run_to_the_end(partial(_undo_now, session, action))  # its caller has no result, and may ask again
+            await finish_closing(partial(_undo_now, session, action))  # its caller has no result, and may ask again
             raise
         return result
 

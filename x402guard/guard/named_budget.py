@@ -12,7 +12,7 @@ import anyio.lowlevel
 from typing_extensions import Unpack
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.drivers import to_the_end, transact_now
+from x402guard.flow.drivers import finish_change, transact_now
 from x402guard.guard.account import Account
 from x402guard.guard.opening import (
     BUDGET_PREFIX,
@@ -90,7 +90,7 @@ class BudgetParent:
         The arguments are those of ``session``. A task that is cancelled while the session opens closes it again.
         """
         opening = partial(copy_context().run, partial(self.session, name, **options))
-        session = await to_the_end(opening, self._basis.shell, _close_late)
+        session = await finish_change(opening, self._basis.shell, _close_late)
         async with session:
             await anyio.lowlevel.checkpoint()
             yield session

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import run_to_the_end
+from x402guard.flow.drivers import finish_closing
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
@@ -162,7 +162,7 @@ class Finalizing:
         self._leave()
 
     async def __aenter__(self) -> Self:
-        await run_to_the_end(self._begin, of_a_guard=True)
+        await finish_closing(self._begin, of_a_guard=True)
         return self._enter()
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.bulkheads import carry_around
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import in_a_thread, run_to_the_end, transact_now
+from x402guard.flow.drivers import finish_closing, run_in_daemon_thread, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
 from x402guard.frozen import replace
@@ -294,7 +294,7 @@ class Session(Charges, Endings):
 
     async def areconcile(self) -> Reconciliation:
         """Do the same, awaited."""
-        return await in_a_thread(self.reconcile)
+        return await run_in_daemon_thread(self.reconcile)
 
     def finalizing(self) -> Finalizing:
         """Return a block, for ``with`` or ``async with``, whose LLM calls may use the session's reserve; only once.
@@ -435,7 +435,7 @@ class Session(Charges, Endings):
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._failed = self._failed or error is not None
         if self._leave():
-            await run_to_the_end(partial(self.close, error))
+            await finish_closing(partial(self.close, error))
 
     def _leave(self) -> bool:
         """Restore the block around this one. Returns True if it was the last.

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from x402guard.flow.address import DEFAULT_PORTS
 from x402guard.flow.drivers import run_async
 from x402guard.flow.refusals import enforce
 from x402guard.http.exchange import GUARDED_SEND
@@ -19,9 +20,6 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import Meter, Unmetered, classify
 
 _SEAM: Final = "_request"
-
-
-_PORTS = {"http": 80, "https": 443}
 
 
 def refuse_aiohttp(payers: FindsPayer, meter: Meter) -> Callable[[], None]:
@@ -49,7 +47,7 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
     if not parts.hostname:
         return
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    if parts.port not in (None, _PORTS.get(parts.scheme)):
+    if parts.port not in (None, DEFAULT_PORTS.get(parts.scheme)):
         host = f"{host}:{parts.port}"
     if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | None):
         return

@@ -8,7 +8,7 @@ from functools import partial
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import run, run_async, to_the_end
+from x402guard.flow.drivers import finish_change, run, run_async
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
@@ -151,7 +151,7 @@ class AnswerEnding:
         else:
             if end != "whole":
                 self.lost()  # before it waits for a thread
-            await to_the_end(partial(self.write, end), self._shell, lambda _: None, may_drop=False)
+            await finish_change(partial(self.write, end), self._shell, lambda _: None, may_drop=False)
 
     def _written(self, end: AnswerEnd) -> None:
         run(self(end), replace(self._shell, late_writes=None))

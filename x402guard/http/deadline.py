@@ -51,7 +51,7 @@ class Watch:
         self._slot: Slot | None = None
         self._lock = threading.Lock()
         self.over = False
-        self.cut = False
+        self.is_past = False
 
     def take(self, slot: Slot | None) -> None:
         """Keep a slot until the call is over."""
@@ -66,7 +66,7 @@ class Watch:
         """Note that the caller gets a piece: the clock is paused. Returns False if it came too late."""
         until_s, now_s = self.until_s, time.monotonic()
         self._handed_s = now_s
-        return not self.cut and (until_s is None or now_s < until_s)
+        return not self.is_past and (until_s is None or now_s < until_s)
 
     def take_back(self) -> None:
         """Note that the caller wants the next piece: the clock runs again."""
@@ -115,12 +115,12 @@ class Watch:
         if self._slot is not None:
             self._slot.leave()
 
-    def cut_off(self, cut: Callable[[], None]) -> None:
+    def end_late(self, cut: Callable[[], None]) -> None:
         """Call *cut* after the deadline, unless the call has just ended, and release the slot."""
         with self._lock:
             if self.over:
                 return
-            self.cut = True
+            self.is_past = True
             cut()
         self.leave()
 
@@ -173,7 +173,7 @@ class _Cutter:
                         heapq.heappush(self._due, (look_s, number, known, cut))
                     watch = None  # keep no reference while waiting
                     continue
-            watch.cut_off(cut)
+            watch.end_late(cut)
 
 
 _CUTTER: Final = _Cutter()
@@ -228,7 +228,7 @@ class Watched:
         self.lose: Callable[[], None] | None = None
         self.frames: Frames | Deflated | None = None
         self.paid: Receipt | None = None
-        self._cut, self.around = False, _error()
+        self._is_caller_cut_off, self.around = False, _error()
         version, connection = response.extensions.get("http_version"), _socket_of(response.extensions)
         self._shared = connection if version == b"HTTP/2" else None
         upgraded = response.status_code == 101
@@ -247,7 +247,7 @@ class Watched:
                         self.frames.follow(chunk)
                     yield chunk
                     watch.take_back()
-                if watch.cut:
+                if watch.is_past:
                     raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
                 if self.frames is not None:
                     self.frames.end()
@@ -255,12 +255,12 @@ class Watched:
             except (CallTimeout, GeneratorExit):
                 raise
             except Exception as error:
-                if watch.cut:
+                if watch.is_past:
                     raise self._timed_out() from error
                 self._end("late")
                 raise
             except BaseException:
-                self._cut = True
+                self._is_caller_cut_off = True
                 raise
             finally:
                 watch.end()
@@ -300,7 +300,7 @@ class Watched:
             try:
                 ended(end)
             except BaseException:
-                self._cut = True  # the caller gets this error, so its answer is lost; closing writes that
+                self._is_caller_cut_off = True  # the caller gets this error, so its answer is lost; closing writes that
                 raise
             self.ended = None
 
@@ -310,7 +310,7 @@ class Watched:
         try:
             self._watch.end()
             try:
-                self._end("cut" if self._cut or _error() not in (None, self.around) else "whole")
+                self._end("cut" if self._is_caller_cut_off or _error() not in (None, self.around) else "whole")
             finally:
                 self._stream.close()
         except BaseException as error:
@@ -329,7 +329,7 @@ class AsyncWatched:
         self.lose: Callable[[], None] | None = None
         self.frames: Frames | Deflated | None = None
         self.paid: Receipt | None = None
-        self._cut, self.around = False, _error()
+        self._is_caller_cut_off, self.around = False, _error()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
@@ -346,7 +346,7 @@ class AsyncWatched:
                     await self._end("late")
                     raise
                 except BaseException:
-                    self._cut = True
+                    self._is_caller_cut_off = True
                     raise
                 if not watch.hand_over():
                     raise await self._timed_out()  # noqa: TRY301 - passed on unchanged
@@ -389,7 +389,7 @@ class AsyncWatched:
                 with anyio.CancelScope(shield=True):
                     await ended(end)
             except BaseException:
-                self._cut = True  # a task of asyncio can be cancelled in spite of the shield
+                self._is_caller_cut_off = True  # a task of asyncio can be cancelled in spite of the shield
                 raise
             self.ended = None
 
@@ -399,7 +399,7 @@ class AsyncWatched:
         try:
             self._watch.end()
             try:
-                await self._end("cut" if self._cut or _error() not in (None, self.around) else "whole")
+                await self._end("cut" if self._is_caller_cut_off or _error() not in (None, self.around) else "whole")
             finally:
                 await self._stream.aclose()
         except BaseException as error:

@@ -105,7 +105,7 @@ def unlent(view: LedgerView, node_id: str) -> Node:
     return replace(node, granted_out=node.granted_out - idle, live=node.live + live)
 
 
-def settle_grants(view: LedgerView, node_id: str, last: int | None = 0) -> None:
+def balance_grants(view: LedgerView, node_id: str, last: int | None = 0) -> None:
     """Draw what each node on the path is short of, or give back what it no longer uses, level by level up to the root.
 
     It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit. Below a node that
@@ -178,7 +178,7 @@ def recall(view: LedgerView, node_id: str, missing: int | None = None) -> None:
     _take_back(view, node_id, missing)
     node = view.node(node_id)
     if node.idle and node.state is not NodeState.OPEN:
-        settle_grants(view, node_id)
+        balance_grants(view, node_id)
 
 
 def _take_back(view: LedgerView, node_id: str, missing: int | None) -> None:
@@ -316,7 +316,7 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
     )  # fmt: skip
     tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)
-    settle_grants(view, node_id)
+    balance_grants(view, node_id)
 
 
 def _writable(text: str) -> str:

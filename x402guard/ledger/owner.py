@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from x402guard.errors import ConfigError
 from x402guard.ledger.budgets import (
     KILL_SWITCH,
+    balance_grants,
     forget_soft_limits,
     is_past_limit,
-    settle_grants,
     trip,
     trip_exceeded,
 )
@@ -103,7 +103,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
     view.put_node(replace(view.node(node_id), limit=limit))
     forget_soft_limits(view, node_id)
-    settle_grants(view, node_id)
+    balance_grants(view, node_id)
     trip_exceeded(view, node_id)
     return view.node(node_id)
 

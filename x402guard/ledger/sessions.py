@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
-from x402guard.ledger.budgets import settle_grants, trip_exceeded
+from x402guard.ledger.budgets import balance_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
@@ -249,7 +249,7 @@ def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
     view.restrains = True
     view.record(node.id, "limit", facts={"from": node.limit, "to": limit})
     view.put_node(replace(view.node(node.id), limit=limit))
-    settle_grants(view, node.id)
+    balance_grants(view, node.id)
     trip_exceeded(view, node.id)
     return view.node(node.id)
 
@@ -329,5 +329,5 @@ def close_node(view: LedgerView, node_id: str, closing: Closing) -> Node:
     view.put_node(
         replace(view.node(node_id), state=NodeState.CLOSED, terminated_by=word, openers=(), closed_ms=view.now_ms)
     )
-    settle_grants(view, node_id)
+    balance_grants(view, node_id)
     return view.node(node_id)

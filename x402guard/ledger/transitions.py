@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.budgets import correct_past, count_in_past, note_soft_limits, settle_grants, trip_exceeded
+from x402guard.ledger.budgets import balance_grants, correct_past, count_in_past, note_soft_limits, trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -124,7 +124,7 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
     view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost token reservation risks no money
     view.put_hold(hold)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
-    settle_grants(view, hold.node_id, None)
+    balance_grants(view, hold.node_id, None)
     return hold
 
 
@@ -159,7 +159,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         facts=_facts(after, event),
     )
     view.put_hold(after)
-    settle_grants(view, hold.node_id, hold.amount)
+    balance_grants(view, hold.node_id, hold.amount)
     if hold.state is _CAPTURED:
         correct_past(view, hold, after.captured)
     elif after.state is _CAPTURED and hold.state is _HELD:

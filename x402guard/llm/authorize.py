@@ -26,7 +26,15 @@ from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.approvals import shown_text
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, objection, settled, spent_so_far, verdict_facts, verdict_of
+from x402guard.policy.judge import (
+    Consented,
+    Unasked,
+    effective_verdict,
+    objection,
+    spent_so_far,
+    verdict_facts,
+    verdict_of,
+)
 from x402guard.policy.steps import Step, request_key
 from x402guard.policy.verdicts import Subject, Verdict
 
@@ -207,7 +215,7 @@ def _allow(
     refusal = judge_step(view, context.policy, priced)
     if refusal is not None:
         return refusal
-    verdict = settled(view, verdict_of(context.policy, subject, asks=context.asks), subject)
+    verdict = effective_verdict(view, verdict_of(context.policy, subject, asks=context.asks), subject)
     unasked = Unasked(
         subject,
         verdict,

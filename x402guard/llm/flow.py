@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
 from x402guard.flow.admission import Seat, hold_or_refuse
-from x402guard.flow.capture import Bill, book, ceiling_bill, give_back
+from x402guard.flow.capture import Bill, capture_bill, ceiling_bill, give_back
 from x402guard.flow.context import Context
 from x402guard.flow.effects import (
     Checkpoint,
@@ -400,12 +400,16 @@ def _shortened(flight: InFlight, limit: int) -> Notice:
 
 
 def _booked(flight: InFlight, bill: Bill, *, outcome: Outcome) -> Flow[Hold]:
-    return book(flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, outcome=outcome)
+    return capture_bill(
+        flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, outcome=outcome
+    )
 
 
 def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, outcome: Outcome) -> Flow[Receipt]:
     try:
-        written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
+        written = yield from capture_bill(
+            context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome
+        )
     except LedgerUnavailable as error:
         note = f"the ledger could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
@@ -419,6 +423,6 @@ def _capture_anyway(
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)
-        yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
+        yield from capture_bill(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as again:
         cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

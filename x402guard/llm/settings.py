@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
+from x402guard.flow.address import DEFAULT_PORTS
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
@@ -38,7 +39,6 @@ _CONTEXTS: Final = {
     "search_type": ("fast", "web"),
     "route": ("mistral/eu",),
 }
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 _MOST_HIDDEN: Final = 10_000_000
@@ -179,10 +179,10 @@ def _split(field_name: str, url: str) -> tuple[str, str]:
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), 0
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0 or parts.query or parts.username:
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or port == 0 or parts.query or parts.username:
         raise ConfigError(f"metering.{field_name}: {url!r} is not a URL such as 'https://llm.example/v1'")
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    host = name if port in (None, _PORTS[parts.scheme]) else f"{name}:{port}"
+    host = name if port in (None, DEFAULT_PORTS[parts.scheme]) else f"{name}:{port}"
     return plain_host(host), plain_path(parts.path).rstrip("/")
 
 

@@ -71,7 +71,7 @@ def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:
     return without_approver(verdict) if verdict.action == "ask" and not asks else verdict
 
 
-def settled(view: LedgerView, verdict: Verdict, subject: Subject) -> Verdict:
+def effective_verdict(view: LedgerView, verdict: Verdict, subject: Subject) -> Verdict:
     """Return the verdict that a step gets. In shadow mode it passes as it is, unasked, and what is noted is the verdict."""
     if not view.shadow:
         return verdict

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
-from x402guard.flow.capture import Bill, book, give_back, write_void
+from x402guard.flow.capture import Bill, capture_bill, give_back, write_void
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
@@ -25,7 +25,7 @@ from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
-from x402guard.policy.judge import Consented, Unasked, objection, settled, verdict_facts, verdict_of
+from x402guard.policy.judge import Consented, Unasked, effective_verdict, objection, verdict_facts, verdict_of
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
@@ -291,7 +291,7 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
             )  # not hold.amount: a free tool is held at 1 nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
-        ended = yield from book(context, hold, bill, outcome=end.outcome)
+        ended = yield from capture_bill(context, hold, bill, outcome=end.outcome)
         if end.forgotten:
             yield Notify(
                 f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is captured"
@@ -325,7 +325,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tupl
             check_standing(view, context)
             or judge_step(view, context.policy, step)
             or judge_step(view, context.policy, step.at(Nanos(0)))
-            or _unconsented(call, settled(view, verdict, call.subject), consented)
+            or _unconsented(call, effective_verdict(view, verdict, call.subject), consented)
         )
         if refusal is None:
             record_excused(view, context.node_id)
@@ -400,7 +400,7 @@ def _hold(
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
-    unasked = _unconsented(call, settled(view, verdict, call.subject), consented)
+    unasked = _unconsented(call, effective_verdict(view, verdict, call.subject), consented)
     if unasked is not None:
         return check_room(view, context.node_id, call.amount, context.undoing) or unasked
     hold = Hold(

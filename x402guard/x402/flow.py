@@ -353,7 +353,7 @@ def _present(
             end = yield from _read_if_short(authorized, reply)
         except Interrupted as interrupted:
             end, cut = "cut", interrupted
-        hold = yield from _book(context, authorized, reply, end)
+        hold = yield from _record_reply(context, authorized, reply, end)
     except (GeneratorExit, SettlementUncertain):
         raise
     except SendFailed as failure:
@@ -397,7 +397,7 @@ def _read_if_short(authorized: Authorized, reply: Reply) -> Flow[AnswerEnd | Non
     return None if body is None else "whole"
 
 
-def _book(context: Context, authorized: Authorized, reply: Reply, end: AnswerEnd | None) -> Flow[Hold]:
+def _record_reply(context: Context, authorized: Authorized, reply: Reply, end: AnswerEnd | None) -> Flow[Hold]:
     """Step 9: record the server's claim, to be checked later; without a claim the hold is in doubt.
 
     *end* is how the answer ended, if it has. One change records both, so that a short answer costs no second one.

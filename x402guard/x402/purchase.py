@@ -37,7 +37,7 @@ from x402guard.policy.approvals import (
     unapproved_mark,
 )
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, settled, spent_so_far, verdict_facts
+from x402guard.policy.judge import Consented, Unasked, effective_verdict, spent_so_far, verdict_facts
 from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import LOCAL, Step, request_key, run_of, step_of
@@ -288,7 +288,7 @@ def _buy(
     if excess is not None:
         return excess
     run_id, approvals = run_of(context.node_id), context.policy.approvals
-    verdict = settled(view, judge_unapproved(view, approvals, subject, run_id, case.verdict), subject)
+    verdict = effective_verdict(view, judge_unapproved(view, approvals, subject, run_id, case.verdict), subject)
     if verdict.action == "ask" and not context.asks:
         return Refusal(
             NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview

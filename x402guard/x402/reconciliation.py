@@ -63,10 +63,10 @@ def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconcili
                 result.unreadable[network] = finding.reason
             continue
         result.asked += 1
-        yield from _book(context, hold, finding, result)
+        yield from _apply_finding(context, hold, finding, result)
 
 
-def _book(context: Context, hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
+def _apply_finding(context: Context, hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
     taken = yield from weighed_alone(context, hold, finding)
     if taken is None:
         result.still_open += 1
@@ -207,7 +207,7 @@ def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
-    yield from _book(compares.context, hold, finding, compares.result)
+    yield from _apply_finding(compares.context, hold, finding, compares.result)
     if proven_by((yield from _read_mark(proof))) is not None:
         return True
     return not waits and (yield from _explained_without_nonce(compares, transfer, proof))

@@ -138,7 +138,7 @@ def test_waits_end_in_the_ledger(books, planner, workers):
 
 @pytest.mark.parametrize("wrong", ["nowhere", "wallet", "", "other"], ids=repr)
 def test_only_a_session_of_the_same_run_is_asked(books, planner, wrong):
-    with books.guard().session("other", budget="$1.00", id="other"), pytest.raises(ConfigError, match=r"^to: "):
+    with books.guard().session("other", budget="$1.00", id="other"), pytest.raises(ConfigError, match=r"^session: "):
         planner.ask(wrong, "hello", timeout_s=0)
 
 
@@ -281,7 +281,7 @@ def test_waiting_on_the_thread_of_an_event_loop_is_refused(books, planner):
 
 @pytest.mark.parametrize("wrong", ["\ud800", ["a"], None, "a\nb"], ids=repr)
 def test_who_is_asked_is_named_by_a_plain_id(planner, wrong):
-    with pytest.raises(ConfigError, match=r"^to: "):
+    with pytest.raises(ConfigError, match=r"^session: "):
         planner.ask(wrong, "?", timeout_s=0)
     with pytest.raises(ConfigError, match=r"^to: str is no Input"):
         planner.reply("x", 1)

@@ -22,7 +22,7 @@ def test_only_an_end_of_an_answer_is_written_nevertheless(is_end, times):
     async def main():
         threads = drivers._ledger_threads(drivers.os.getpid(), id(shell.store))
         busy = [threads.submit(go.wait, 10) for _ in range(drivers._LEDGER_THREADS)]
-        task = asyncio.create_task(drivers._in_thread(effect, lambda: ran.append("it"), shell))
+        task = asyncio.create_task(drivers._run_effect_aside(effect, lambda: ran.append("it"), shell))
         for _ in range(times):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -45,7 +45,9 @@ def test_a_call_is_made_once_where_no_further_thread_can_be_started(monkeypatch,
     start = threading.Thread.start
 
     def begun(call):
-        return drivers.to_the_end(call, shell, lambda _: None) if what == "a change" else drivers.run_to_the_end(call)
+        return (
+            drivers.finish_change(call, shell, lambda _: None) if what == "a change" else drivers.finish_closing(call)
+        )
 
     async def main():
         busy = asyncio.create_task(begun(lambda: go.wait(10)))

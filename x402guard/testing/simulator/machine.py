@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 from typing_extensions import override
 
 from x402guard.flow.shell import Shell, WritesLate
-from x402guard.flow.surroundings import Surroundings, settle_in
+from x402guard.flow.surroundings import Surroundings, use_surroundings
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.rechecker import FIRST_PAUSE_S
@@ -256,7 +256,7 @@ class SimProcess:
         """Open its guard on *store*, with *settings* besides its own. Raises what ``Guard`` raises."""
         self.pid, self.starts = self.machine.next_pid(), self.starts + 1
         self.context = copy_context()
-        self.context.run(settle_in, SimSurroundings(self.machine, self.pid, draws))
+        self.context.run(use_surroundings, SimSurroundings(self.machine, self.pid, draws))
         self.agents, self.recheck_ms, self.is_checking = [], None, False
         try:
             self.guard = self.context.run(
