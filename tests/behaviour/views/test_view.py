@@ -1,8 +1,8 @@
 """One view of a ledger: every sum in it is the ledger's, and text, JSON, HTML and CSV say the same to the nano-dollar."""
 
 import csv
-import io
 import inspect
+import io
 import json
 import re
 from datetime import UTC, datetime
