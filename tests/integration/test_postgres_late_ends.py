@@ -17,7 +17,7 @@ from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, async_client, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy
 from x402guard.flow import late_writes
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.detached import Aside
 from x402guard.flow.drivers import run, transact_now
 from x402guard.frozen import replace
@@ -88,7 +88,7 @@ def test_a_bill_above_its_hold_that_waits_is_written_before_anything_else_is_spe
         held = begin_call(guard, "s")
         way.go_down()
         with pytest.raises(LedgerUnavailable):
-            run(book(context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
+            run(capture_bill(context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
         with pytest.raises(LedgerUnavailable):
             session.charge("search", "$0.20")
         way.down = False

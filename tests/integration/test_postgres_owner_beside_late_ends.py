@@ -13,7 +13,7 @@ from tests.support.ended_buyer import begin_call
 from tests.support.ledger import usd
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import ConfigError, LedgerUnavailable, Owner
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run
 from x402guard.frozen import replace
 from x402guard.ledger.model import Evidence
@@ -68,7 +68,7 @@ def test_a_paid_answer_and_a_bill_above_its_hold_are_written_once(url, way, stra
         hold_id = answer.extensions["x402guard"].hold_id
         bill = Bill(usd("$0.60"), Evidence.PROVIDER_USAGE, {"input_tokens": 9})
         with pytest.raises(LedgerUnavailable):
-            run(book(replace(guard.context, node_id="run"), call, bill), guard.shell)
+            run(capture_bill(replace(guard.context, node_id="run"), call, bill), guard.shell)
         before = usd("$0.11")
         assert straight.path("run")[0].held == before
         if moment == "while they wait":

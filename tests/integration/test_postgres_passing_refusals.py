@@ -14,7 +14,7 @@ from tests.support.ledger import usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run
 from x402guard.ledger.model import Evidence
 from x402guard.stores import open_store
@@ -50,7 +50,7 @@ def test_a_bill_above_its_hold_is_written_before_anything_else_is_spent(url, how
         held = begin_call(guard, "s")
         with refusing(url, how):
             with pytest.raises(LedgerUnavailable):
-                run(book(guard.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
+                run(capture_bill(guard.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
             with pytest.raises(LedgerUnavailable, match="the end of an earlier call, which may exceed a budget"):
                 session.charge("search", "$0.10")
         session.charge("search", "$0.10")
@@ -93,7 +93,7 @@ def test_a_living_process_enters_its_own_bill_as_it_finds_that_the_server_has_lo
         session.charge("search", "$0.36")
         way.go_down()
         with pytest.raises(LedgerUnavailable):
-            run(book(guard.context, held, Bill(usd("$0.60"), Evidence.PROVIDER_USAGE)), guard.shell)
+            run(capture_bill(guard.context, held, Bill(usd("$0.60"), Evidence.PROVIDER_USAGE)), guard.shell)
         postgres.lose_since(url)
         way.down = False
         until_s = time.monotonic() + 20
@@ -114,7 +114,7 @@ def test_a_guard_on_a_store_that_stays_open_enters_what_an_earlier_one_has_left(
         held = begin_call(first, "s")
         way.go_down()
         with pytest.raises(LedgerUnavailable):
-            run(book(first.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), first.shell)
+            run(capture_bill(first.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), first.shell)
     with pytest.raises(LedgerUnavailable):
         first.close()
     way.down = False

@@ -19,7 +19,7 @@ from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable, Owner
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run, transact_now
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Evidence, HoldKind
@@ -116,7 +116,7 @@ def main(ledger: str, stage: str, how: str, clock_behind_h: str) -> None:
         if call is not None:
             with suppress(LedgerUnavailable):
                 run(
-                    book(guard.context, call, Bill(usd("$0.60"), Evidence.PROVIDER_USAGE, {"input_tokens": 9})),
+                    capture_bill(guard.context, call, Bill(usd("$0.60"), Evidence.PROVIDER_USAGE, {"input_tokens": 9})),
                     guard.shell,
                 )
         if stage == "answered" or (stage == "unwritten" and how != "close"):

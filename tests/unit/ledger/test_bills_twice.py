@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.ledger import Clock, a_hold, usd
 from tests.support.merchant import make_guard
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Evidence, HoldKind, HoldState
@@ -63,7 +63,7 @@ def test_it_counts_once(bill, call, reservation):
 
         seen = []
         for _ in range(3):
-            effect = next(book(session.context, hold, BILLS[bill], (), most_tokens=100))
+            effect = next(capture_bill(session.context, hold, BILLS[bill], (), most_tokens=100))
             store.transact(effect.scope, effect.change)
             seen.append(counted())
         assert seen[0] == seen[1] == seen[2]

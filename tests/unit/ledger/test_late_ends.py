@@ -8,7 +8,7 @@ import pytest
 from tests.support.ledger import Books, a_hold, an_intent, usd
 from tests.support.merchant import make_guard
 from x402guard import Policy
-from x402guard.flow.capture import Bill, book
+from x402guard.flow.capture import Bill, capture_bill
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.lost import LateEnd, to_enter, write_end
@@ -81,7 +81,7 @@ STATES = {
 @pytest.mark.parametrize(("bill", "state"), list(product(BILLS, STATES)))
 def test_a_bill(bill, state):
     hold = a_hold("call", kind=HoldKind.LLM)
-    after = compare(hold, STATES[state], book(a_context(), hold, BILLS[bill], ()))
+    after = compare(hold, STATES[state], capture_bill(a_context(), hold, BILLS[bill], ()))
     more = max(hold.amount, BILLS[bill].amount)
     owed = {"held": BILLS[bill].amount, "lapsed": more, "assumed": more, "captured": usd("$0.03")}[state]
     assert (after.state, after.captured) == (HoldState.CAPTURED, owed)
