@@ -65,6 +65,22 @@ def test_a27_confusion_takes_bounded_memory(guard, name):
     assert peak < MOST_BYTES
 
 
+CHEAP = accept(100)
+CHEAPER = {
+    "alone": CHEAP,
+    "in a list of a list": [[CHEAP]],
+    "its network in capitals": [{**CHEAP, "network": "Base-Sepolia"}],
+    "its network with a space": [{**CHEAP, "network": " eip155:84532"}],
+    "its network by a number": [{**CHEAP, "network": "84532"}],
+    "a network that is not known": [{**CHEAP, "network": "bsc"}],
+    "no asset": [{name: value for name, value in CHEAP.items() if name != "asset"}],
+    "another payee and a price in dollars": [{**accept(payTo=OTHER_PAYEE), "amount": None, "price": "$0.01"}],
+    "nothing beside it": [CHEAP, {}],
+    "the token in another case": [{**CHEAP, "asset": CHEAP["asset"].upper()}],
+}
+"""A body that asks for less than the header, or for another, however it is written."""
+
+
 @pytest.mark.parametrize(
     "terms",
     [
@@ -75,8 +91,9 @@ def test_a27_confusion_takes_bounded_memory(guard, name):
         required({**accept(), "maxAmountRequired": "20000"}),
         required(accept(payTo=OTHER_PAYEE), error={"code": "payment_required"}, resource="https://courts.example"),
         required_v1(accept(20_000, network="base-sepolia")),
+        *({"x402Version": 2, "accepts": accepts} for accepts in CHEAPER.values()),
     ],
-    ids=["amount", "payee", "asset", "network", "two amounts", "odd fields", "version 1"],
+    ids=["amount", "payee", "asset", "network", "two amounts", "odd fields", "version 1", *CHEAPER],
 )
 def test_a27_header_and_body_that_disagree_are_refused(mode, guard, terms):
     shop = Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", GOOD), body=json.dumps(terms).encode())())

@@ -30,6 +30,7 @@ from x402guard import (
     SessionTripped,
     SettlementUncertain,
 )
+from x402guard.adapters.mcp_client import names_another_tool
 
 pytestmark = [pytest.mark.chain]
 
@@ -164,6 +165,21 @@ def test_a37_terms_for_another_tool_are_refused(way, net, seller, guarded):
         assert (error.rule, error.money_may_have_moved) == ("swapped_tool", False)
         assert "another tool" in str(error)
         assert (session.held, session.spent) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_another"),
+    [
+        ("mcp://tool/weather", False), ("mcp://tool/weather/", False), ("mcp://tool/srv/weather", False),
+        ("mcp://api.example/tools/another", False), ("https://tool/another", False), ("mcp://weather-server", False),
+        ("mcp://tool/another", True), ("mcp://Tool/another", True), ("mcp://tool:443/another", True),
+        ("mcp://x@tool/another", True), ("mcp://tool./another", True), ("mcp:/tool/another", True),
+        ("mcp:tool/another", True), ("mcp:///another", True), ("mcp://tool", True), ("mcp://[/weather", True),
+    ],
+)  # fmt: skip
+def test_a37_a_resource_names_another_tool_however_it_is_spelt(url, is_another):
+    assert names_another_tool({"resource": {"url": url}}, "weather") is is_another
+    assert not names_another_tool({"resource": url}, "weather")
 
 
 @WAYS

@@ -171,26 +171,35 @@ class GuardedMCPSession:
 
     async def _refuse_swap(self, budget: Payer, name: str, terms: Mapping[str, Any]) -> None:
         """Refuse terms for another tool, and a server that has become another one since it was wrapped."""
-        resource = terms.get("resource")
-        url = _split(resource.get("url")) if isinstance(resource, Mapping) else urlsplit("")
-        sold = unquote(url.path.strip("/"))
-        # A server may name a resource of its own; only mcp://tool/NAME names a tool (the official SDK's form).
-        if (url.scheme, url.netloc) == ("mcp", "tool") and sold != name:
+        if names_another_tool(terms, name):
             reason = f"{self._name}/{name} was called, and the terms are for another tool"
         elif _identity(self._mcp) != self._known:
             reason = f"{self._name} has become another server since it was wrapped"
         else:
             return
+        words = str(_url_of(terms).geturl())
         refusal = Refusal(
-            _SWAPPED, reason, error=PolicyDenied, words=sold, advice="Connect again, and ask for a new quote."
+            _SWAPPED, reason, error=PolicyDenied, words=words, advice="Connect again, and ask for a new quote."
         )
         raise await run_async(refused(budget.context, refusal), budget.shell)
 
 
-def _split(url: object) -> SplitResult:
-    """Return a URL's parts; of one that cannot be read those of a tool of no name, which is none that was called."""
+def names_another_tool(terms: Mapping[str, Any], name: str) -> bool:
+    """True if the resource of *terms* is ``mcp://tool/NAME``, the official SDK's form, of another tool, or cannot be read.
+
+    A resource on another host is the server's own.
+    """
+    url = _url_of(terms)
+    sold = unquote(url.path.strip("/"))
+    names_a_tool = url.scheme == "mcp" and (url.hostname or "").rstrip(".") in ("", "tool")
+    return names_a_tool and name not in (sold, sold.rpartition("/")[2])
+
+
+def _url_of(terms: Mapping[str, Any]) -> SplitResult:
+    """Return the parts of a resource's URL; of one that cannot be read those of a tool of no name, which is none called."""
+    resource = terms.get("resource")
     try:
-        return urlsplit(str(url))
+        return urlsplit(str(resource.get("url")) if isinstance(resource, Mapping) else "")
     except ValueError:
         return urlsplit("mcp://tool/")
 

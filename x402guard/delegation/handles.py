@@ -64,12 +64,12 @@ class Delegated:
 
     def reply(self, payload: object) -> None:
         """Answer what the worker asks; *payload* is plain JSON. Raises ``ConfigError`` if it asks nothing."""
-        check_json("reply", payload)
+        check_json("payload", payload)
         run(reply(self._payer.context, self.session_id, payload), self._payer.shell)
 
     async def areply(self, payload: object) -> None:
         """Do the same, awaited."""
-        check_json("reply", payload)
+        check_json("payload", payload)
         await run_async(reply(self._payer.context, self.session_id, payload), self._payer.shell)
 
     def revoke(self, reason: str = "it is not needed any more") -> None:

@@ -76,7 +76,7 @@ class Context(Struct, frozen=True, eq=False):
     policy: Policy
     payer: Address | None
     chains: frozenset[str]
-    flight_ms: int = 330_000
+    flight_ms: int = 270_000
     memory_ms: int = 86_400_000
     unsafe_no_chain: bool = False
     may_lose_holds: bool = False

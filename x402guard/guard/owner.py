@@ -31,7 +31,7 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
-from x402guard.ledger.budgets import unlent
+from x402guard.ledger.budgets import as_line, unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
@@ -91,7 +91,7 @@ class Owner:
         verified: bool = True,
     ) -> None:
         self.url = existing_ledger(ledger)
-        self.by = operating_user() if by is None else by
+        self.by = as_line(str(operating_user() if by is None else by)[:300])
         self._chains = chains
         self._reconciler: Guard | None = None
         read_only = read_only or not _may_write(self.url)

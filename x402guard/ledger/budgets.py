@@ -304,8 +304,8 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
         view.tell(WOULD_TRIP, "info", told, session=node_id, rule=word, logged_only=True)
         return
     view.restrains = True
-    reason = _writable(reason)
-    named = {} if by is None else {"by": _writable(str(by))}
+    reason = as_line(reason)
+    named = {} if by is None else {"by": as_line(by)}
     view.record(node_id, "trip", facts={"word": word, "reason": reason, **named})
     message = (
         f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"
@@ -319,9 +319,13 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
     balance_grants(view, node_id)
 
 
-def _writable(text: str) -> str:
-    """Return a text as a ledger takes it: a file's name or a word from a shell may be no UTF-8, and no stop fails by it."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+def as_line(text: str) -> str:
+    """Return a text in one line, as a ledger takes it: what is not printable is escaped.
+
+    A file's name or a word from a shell may be no UTF-8, and no stop fails by it.
+    """
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def trip_session(view: LedgerView, node_id: str, word: str, reason: str) -> None:

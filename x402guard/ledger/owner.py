@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from x402guard.errors import ConfigError
 from x402guard.ledger.budgets import (
     KILL_SWITCH,
+    as_line,
     balance_grants,
     forget_soft_limits,
     is_past_limit,
@@ -55,10 +56,9 @@ def check_reason(reason: object) -> str:
 
     Raises ``ConfigError`` for what is no text, and for a blank one.
     """
-    line = " ".join(reason.split()) if isinstance(reason, str) else ""
-    if not line:
+    if not isinstance(reason, str) or not reason.strip():
         raise ConfigError(f"reason: {reason!r:.80} says nothing; write why, such as 'spends too much'")
-    return line[:_LONGEST_REASON]
+    return as_line(reason[: _LONGEST_REASON * 10])[:_LONGEST_REASON]
 
 
 def reset_node(view: LedgerView, node_id: str, by: str) -> Node:

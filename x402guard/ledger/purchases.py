@@ -15,7 +15,7 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.model import Delivery, Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 
-DEFAULT_FLIGHT_S: Final = 330
+DEFAULT_FLIGHT_S: Final = 270
 """Default of ``flight_s``: seconds after which a request without an answer is in doubt; longer than any is waited for."""
 
 _SILENT_MS: Final = 600_000

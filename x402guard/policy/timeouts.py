@@ -38,7 +38,7 @@ class Timeouts(StepGuard):
     Raises ``ConfigError`` naming the setting.
     """
 
-    payment_s: int | None = 300
+    payment_s: int | None = 240
     tool_s: int | None = None
     llm_s: int | None = 600
     chunk_s: int | None = 60

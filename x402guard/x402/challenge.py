@@ -21,7 +21,7 @@ from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
-from x402guard.x402.offer import Offer, conflicts_with, normalise, offers_in
+from x402guard.x402.offer import Offer, Stated, conflicts_with, normalise, offers_in, stated_in
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -48,12 +48,12 @@ SIGN_IN: Final = "sign-in-with-x"
 class Challenge(Struct, frozen=True):
     """The terms of a 402: of its v2 header, else those of its body.
 
-    ``beside``: the entries of terms in the body of a 402 with that header. ``header``: that header, if its offers may be
+    ``beside``: what the entries in the body of a 402 with that header say. ``header``: that header, if its offers may be
     known.
     """
 
     required: PaymentRequired
-    beside: Sequence[Mapping[str, Any]] = ()
+    beside: Sequence[Stated] = ()
     header: str | None = None
 
     def offers(self, registry: AssetRegistry) -> Sequence[Offer | Refusal]:
@@ -78,8 +78,9 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     if header is not None:
         required = decode_payment_required(header)
         known = header if len(header) <= MOST_KEPT_CHARS else None
-        beside = yield from _body_terms(reply, call_s)
-        return Challenge(required, () if beside is None else entries_of(beside, field=BODY_FIELD), known)
+        body = yield from _body_terms(reply, call_s)
+        beside = () if body is None else tuple(map(stated_in, entries_of(body, field=BODY_FIELD)))
+        return Challenge(required, beside, known)
     if has_receipt(reply.headers):
         return None
     body = yield from _body_terms(reply, call_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -266,21 +267,50 @@ def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
     return None
 
 
-def conflicts_with(offer: Offer, beside: Sequence[Mapping[str, Any]]) -> bool:
-    """True if entries of the body *beside* a header state terms, and none of them those of *offer*.
+class Stated(Struct, frozen=True):
+    """What an entry in the body beside a header says of a payment, as far as it can be read; None or no amount if it cannot.
 
-    A body is the server's own (HTTP transport v2, "Response Body"): an entry without a network that is known here, an
-    asset, an amount or a payee states none.
+    Attributes:
+        network: as CAIP-2.
+        asset, payee: EVM addresses in lower case.
+        amounts: as text, under the names of both versions.
     """
-    if not beside:
-        return False
-    wanted = (offer.network, offer.asset.contract.lower(), {str(offer.amount_atomic)}, offer.payee.lower())
-    stated = [terms for terms in map(_terms, beside) if all(terms)]
-    return bool(stated) and wanted not in stated
+
+    network: str | None
+    asset: str | None
+    payee: str | None
+    amounts: frozenset[str]
 
 
-def _terms(entry: Mapping[str, Any]) -> tuple[str | None, str, set[str], str]:
-    """Return the network, the asset, the amount under its names of both versions, and the payee that an entry states."""
-    network, asset, payee = (str(entry.get(name) or "") for name in ("network", "asset", "payTo"))
-    amounts = {str(entry[name]) for name in ("amount", "maxAmountRequired") if entry.get(name) is not None}
-    return resolve_network(network), asset.lower(), amounts, payee.lower()
+def stated_in(entry: Mapping[str, Any]) -> Stated:
+    """Return what an entry says. The amount of another kind of chain, where no address is one of EVM, is none of ours."""
+    asset, payee = (_evm_address(entry.get(name)) for name in ("asset", "payTo"))
+    network = resolve_network(str(entry.get("network")).strip().lower())
+    amounts = [entry.get(name) for name in ("amount", "maxAmountRequired")]
+    if network is None and payee is None:
+        amounts = []
+    return Stated(network, asset, payee, frozenset(str(each) for each in amounts if each is not None))
+
+
+def _evm_address(value: Any) -> str | None:
+    text = str(value).strip().lower()
+    return text if _ADDRESS.fullmatch(text) else None
+
+
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}")
+
+
+def conflicts_with(offer: Offer, beside: Sequence[Stated]) -> bool:
+    """True if an entry in the body *beside* a header says anything else than *offer*, and none says the same in full.
+
+    A body is the server's own (HTTP transport v2, "Response Body"): what cannot be read in it says nothing.
+    """
+    ours = Stated(
+        offer.network, offer.asset.contract.lower(), offer.payee.lower(), frozenset({str(offer.amount_atomic)})
+    )
+    return ours not in beside and any(_differs(entry, ours) for entry in beside)
+
+
+def _differs(entry: Stated, ours: Stated) -> bool:
+    named = ((entry.network, ours.network), (entry.asset, ours.asset), (entry.payee, ours.payee))
+    return any(said not in (None, wanted) for said, wanted in named) or bool(entry.amounts - ours.amounts)

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -192,19 +192,31 @@ def _fault(error: ValidationError) -> tuple[str, str]:
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
     """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError``; over 64 ``accepts`` before parsing."""
-    if isinstance(value, Mapping):
-        entries_of(value, field=field)
+    if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
+        raise _too_many(len(value["accepts"]), field)
     return parse_message(PaymentRequired, value, field=field)
 
 
 def entries_of(terms: Mapping[str, Any], *, field: str) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of ``accepts`` that are objects, of decoded JSON. Raises ``ProtocolError`` for over 64 entries."""
-    accepts = terms.get("accepts")
-    if not isinstance(accepts, list):
-        return ()
-    if len(accepts) > MAX_ACCEPTS:
-        raise ProtocolError(f"{len(accepts)} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")
-    return [entry for entry in accepts if isinstance(entry, dict)]
+    """Return the objects in ``accepts`` of decoded JSON: in a list, in lists of that, or alone.
+
+    Raises ``ProtocolError`` for over 64.
+    """
+    found = list(_objects_in(terms.get("accepts")))
+    if len(found) > MAX_ACCEPTS:
+        raise _too_many(len(found), field)
+    return found
+
+
+def _too_many(count: int, field: str) -> ProtocolError:
+    return ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")
+
+
+def _objects_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for each in value if isinstance(value, list) else ():
+        yield from _objects_in(each)
 
 
 def decode_payment_required(value: str) -> PaymentRequired:

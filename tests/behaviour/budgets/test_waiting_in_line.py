@@ -15,6 +15,7 @@ from tests.support.llm_provider import CHAT, SYNC, Answer, Provider, ask, comple
 from tests.support.merchant import make_guard
 from tests.support.processes import start
 from x402guard import BudgetExhausted, Bulkhead, Policy
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.stores import open_store
 
 UNLIMITED = ask(max_completion_tokens=None)
@@ -176,7 +177,7 @@ def test_nothing_waits_for_a_payment_in_doubt(tmp_path):
     store = open_store("memory://", clock_ms=clock)
     with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
         with Elsewhere(session):
-            clock.tick(331)  # no answer after flight_s: whether it ends is unknown
+            clock.tick(DEFAULT_FLIGHT_S + 1)  # no answer after flight_s: whether it ends is unknown
             _, took_s = timed(lambda: session.charge("serp", "$0.50"))
         assert took_s < 0.5
 

@@ -105,6 +105,20 @@ def test_a_revoked_one_is_refused_and_stops_its_worker(tmp_path, by):
         planner.charge("a", "$0.01")
 
 
+@pytest.mark.parametrize("reason", ["G\udcfcnther: stop", "a\nb\x1b[31m", "stop \0 now"])
+@pytest.mark.parametrize("by", ["planner", "owner"])
+def test_it_is_revoked_whatever_the_reason_says(tmp_path, by, reason):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked())
+        if by == "planner":
+            task.revoke(reason)
+        else:
+            with Owner(url) as owner:
+                owner.revoke(task.request.request_id, reason)
+        refused(books.guard(), task.token, "it is revoked: ")
+
+
 def test_a_reset_gives_a_revoked_worker_nothing_back(tmp_path):
     url = f"sqlite:///{tmp_path / 'spend.db'}"
     with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:

@@ -12,6 +12,7 @@ from tests.support.command_line import typed
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Approvals, BudgetExhausted, ConfigError, Owner, PaymentRefused, Policy
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.stores import open_store
 
 DAY_MS = 86_400_000
@@ -44,7 +45,7 @@ def test_an_answer_that_is_under_way_is_not_forgiven_unless_that_is_said(spent_u
                 assert owner.forgive(hold.id, unsafe_in_flight=True).delivery == "forgiven"
             else:
                 with pytest.raises(
-                    ConfigError, match=r"under way, in process .*Wait until its process has ended, or for 3"
+                    ConfigError, match=r"under way, in process .*Wait until its process has ended, or for 2"
                 ):
                     owner.forgive(hold.id)
         body.goes_on.set()
@@ -65,7 +66,7 @@ def test_it_is_forgiven_once_nothing_more_can_come(tmp_path, way):
             if way == "its process ends":
                 guard.close()
             else:
-                clock.tick(331)
+                clock.tick(DEFAULT_FLIGHT_S + 1)
             with Owner(url) as owner:
                 owner._store._clock = store._clock
                 assert owner.forgive(hold.id).delivery == "forgiven"

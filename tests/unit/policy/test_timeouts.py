@@ -1,21 +1,28 @@
 """Time limits: their settings, the rows of a step and of a session, and one call's own watch."""
 
+import inspect
+
 import pytest
 
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import make_guard
 from x402guard import CallTimeout, ConfigError, Policy, PolicyDenied, SessionTripped, Timeouts
+from x402guard.cli.arguments import seconds
+from x402guard.cli.watchdog import watchdog
+from x402guard.flow.admission import LONGEST_WAIT_S
 from x402guard.http.deadline import Watch
 from x402guard.ledger.model import HoldKind
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.steps import Step, run_of
 from x402guard.stores import open_store
+from x402guard.x402.purchase import MIN_REMAINING_S
 
 NAMES = ["payment_s", "tool_s", "llm_s", "chunk_s", "step_s", "session_s"]
 
 
 def test_the_defaults_are_those_that_users_are_promised():
-    assert [getattr(Timeouts(), name) for name in NAMES] == [300, None, 600, 60, None, None]
+    assert [getattr(Timeouts(), name) for name in NAMES] == [240, None, 600, 60, None, None]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,3 +192,12 @@ def test_the_time_of_one_tool_is_checked(value):
     with make_guard() as guard, guard.session("s", budget="$1") as session:
         with pytest.raises(ConfigError, match="timeout_s"):
             session.tool(cost="$0.01", timeout_s=value)
+
+
+def test_the_defaults_leave_room_for_each_other():
+    """Who waits for a paid answer is not taken for gone, and what is lost can be presented again before it expires."""
+    silence_s = seconds("--silence", inspect.signature(watchdog).parameters["silence"].default)
+    assert Timeouts().payment_s + 30 <= DEFAULT_FLIGHT_S
+    assert Policy().max_lifetime_s >= DEFAULT_FLIGHT_S + MIN_REMAINING_S + 10
+    assert DEFAULT_FLIGHT_S + 30 <= LONGEST_WAIT_S, "a slot that is kept until then goes to who waits for it"
+    assert Timeouts().payment_s + 60 <= silence_s, "a run that waits for what it has paid is not silent"
