@@ -47,7 +47,8 @@ class Send(Struct, frozen=True):
 
     A payment header is sealed, and ``pays`` is its hold, or None; ``body`` replaces the request's own unless it is
     None. ``call_s`` limits the seconds to the end of the answer's body, ``chunk_s`` those between two of its chunks;
-    None for no limit. ``limited_by`` names what sets ``call_s``. Fails with ``SendFailed``.
+    None for no limit. ``limited_by`` names what sets ``call_s``. ``head`` limits the seconds to the answer's head, and
+    names what sets that. Fails with ``SendFailed``.
     """
 
     headers: tuple[HeaderLine, ...] = ()
@@ -56,6 +57,7 @@ class Send(Struct, frozen=True):
     call_s: float | None = None
     chunk_s: int | None = None
     limited_by: str = ""
+    head: tuple[float, str] | None = None
 
 
 class PeekBody(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 
 from x402guard.errors import CallTimeout, PaidNotDelivered, SettlementUncertain
 from x402guard.ledger.evidence import named_transaction
@@ -112,6 +113,11 @@ def undelivered(
     )
 
 
+_SET: Final = "policy.timeouts.payment_s, the client's read timeout and the seller's offer set how long it may take."
+_TAKEN: Final = f"The same request pays no second time, and says that its answer was lost. {_SET}"
+_OPEN: Final = f"The same request presents the same payment again. {_SET}"
+
+
 def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
     """Return the time-out with the facts of what its call has paid, or may have to pay."""
     if paid is None:
@@ -122,4 +128,6 @@ def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
     told = CallTimeout(f"{where}: {cut}; ${paid.amount}{to} {state} for it (hold {paid.hold_id[:16]}…)")
     told.hold_id, told.deadline, told.transaction = paid.hold_id, paid.deadline, paid.transaction
     told.amount, told.payee, told.network, told.place = paid.amount, paid.payee, paid.network, paid.place
+    if paid.payee:
+        told.advice = _TAKEN if paid.state == HoldState.CAPTURED else _OPEN
     return told

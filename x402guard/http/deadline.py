@@ -41,11 +41,20 @@ class Watch:
         call_s: seconds from now to the end of the answer; None for no limit.
         chunk_s: seconds from the request for a piece of the answer to its arrival; None for no limit.
         limited_by: what sets *call_s*.
+        head: seconds from now to the head of the answer, and what sets that; None for no limit of its own.
     """
 
-    def __init__(self, call_s: float | None, chunk_s: int | None, limited_by: str = "") -> None:
-        self._call_s, self._chunk_s, self._limited_by = call_s, chunk_s, limited_by
-        self._ends_s = None if call_s is None else time.monotonic() + call_s
+    def __init__(
+        self,
+        call_s: float | None,
+        chunk_s: int | None,
+        limited_by: str = "",
+        head: tuple[float, str] | None = None,
+    ) -> None:
+        now_s = time.monotonic()
+        self._call_s, self._chunk_s, self._limited_by, self._head = call_s, chunk_s, limited_by, head
+        self._ends_s = None if call_s is None else now_s + call_s
+        self._head_ends_s = None if head is None else now_s + head[0]
         self._last_s: float | None = None
         self._handed_s: float | None = None
         self._slot: Slot | None = None
@@ -56,6 +65,10 @@ class Watch:
     def take(self, slot: Slot | None) -> None:
         """Keep a slot until the call is over."""
         self._slot = slot
+
+    def head_came(self) -> None:
+        """Note that the answer has begun: from here on the limit of its end counts."""
+        self._head_ends_s = None
 
     def wanted(self) -> None:
         """Note that the caller begins to read: piece by piece, maybe with calls between."""
@@ -77,7 +90,7 @@ class Watch:
 
     def lift(self) -> None:
         """Remove the deadline."""
-        self._ends_s = self._chunk_s = None
+        self._ends_s = self._chunk_s = self._head_ends_s = None
 
     @property
     def until_s(self) -> float | None:
@@ -85,9 +98,11 @@ class Watch:
         if self._handed_s is not None:
             return None
         chunk_ends_s = None if self._chunk_s is None or self._last_s is None else self._last_s + self._chunk_s
-        if self._ends_s is None or chunk_ends_s is None:
-            return chunk_ends_s if self._ends_s is None else self._ends_s
-        return min(self._ends_s, chunk_ends_s)
+        until_s = self._ends_s
+        for ends_s in (self._head_ends_s, chunk_ends_s):
+            if ends_s is not None and (until_s is None or ends_s < until_s):
+                until_s = ends_s
+        return until_s
 
     @property
     def left_s(self) -> float | None:
@@ -127,6 +142,8 @@ class Watch:
     def timeout(self) -> CallTimeout:
         """Return the error of a call past its deadline."""
         whole_s = self._ends_s is not None and time.monotonic() >= self._ends_s
+        if self._head is not None and self._head_ends_s is not None and not whole_s:
+            return CallTimeout(f"the answer did not begin within {self._head[0]:g} s ({self._head[1]})")
         if self._chunk_s is not None and self._last_s is not None and not whole_s:
             return CallTimeout(f"no piece of the answer arrived within {self._chunk_s} s (policy.timeouts.chunk_s)")
         by = f" ({self._limited_by})" if self._limited_by else ""

@@ -86,7 +86,9 @@ class _ExchangeState:
             self._presents = max(under_way, default=("", 0))  # a later call may present the same payment again
         plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
         self._watch = (
-            None if plain and not self.outgoing.brings else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
+            None
+            if plain and not self.outgoing.brings
+            else Watch(effect.call_s, effect.chunk_s, effect.limited_by, effect.head)
         )
         return self._watch
 
@@ -95,6 +97,7 @@ class _ExchangeState:
         self.watched = None
         if self._watch is None:
             return
+        self._watch.head_came()
         self._watch.take(self._slot)
         self._slot = None
         if response.is_closed:

@@ -362,8 +362,9 @@ class OutgoingRequest:
             copy.extensions[TRACE] = self._leaving.atrace if self._awaits else self._leaving.trace
         if pays:
             limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)
-            if isinstance(limits, Mapping) and read_s is not None and (effect.call_s is None or read_s < effect.call_s):
-                copy.extensions["timeout"] = {**limits, "read": effect.call_s}
+            wait_s = effect.call_s if effect.head is None else effect.head[0]
+            if isinstance(limits, Mapping) and read_s is not None and (wait_s is None or read_s < wait_s):
+                copy.extensions["timeout"] = {**limits, "read": wait_s}
             note_made(lines_of(lines))
         return copy
 

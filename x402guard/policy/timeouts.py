@@ -26,8 +26,8 @@ class Timeouts(StepGuard):
     """Time limits in whole seconds (1 to 366 days); None for no limit.
 
     Args:
-        payment_s: the most from sending a payment to the end of the answer that it bought. Up to it, a paid request waits
-            as long as the offer's ``maxTimeoutSeconds`` or the client's own read timeout says, whichever is longer.
+        payment_s: the most from sending a payment to the end of the answer that it bought. It has to begin within the
+            offer's ``maxTimeoutSeconds`` or the client's own read timeout, whichever is longer.
         tool_s: one use of a decorated tool; None: 10 seconds for an ``async`` one, and no limit for a plain function.
         llm_s: one LLM call, from its request to the end of its answer.
         chunk_s: from one chunk of an LLM's answer to the next.

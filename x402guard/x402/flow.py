@@ -93,6 +93,7 @@ SHORT_BYTES: Final = 65_536
 _TERMS_S: Final = 10
 """Seconds for the body of a 402: nothing is paid yet, so a slow one is not waited for."""
 
+_PAYMENT_S: Final = "policy.timeouts.payment_s"
 _READ: Final = "the client's own read timeout"
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _FIRST_PAUSE_S: Final = 0.02
@@ -137,8 +138,8 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
     try:
         header = yield from _sign(context, authorized)  # 7
-        wait = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
-        hold = yield from _present(context, authorized, header, wait)  # 8, 9
+        head = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
+        hold = yield from _present(context, authorized, header, head)  # 8, 9
     except BaseException:
         presentation = presentation_of(authorized.hold)
         context.in_flight.pop(presentation, None)
@@ -326,29 +327,29 @@ def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
     return name.reveal(), value
 
 
-def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[float | None, str]:
-    """Return how long the answer to a payment may take, in seconds or None, and what sets that.
+def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[float, str] | None:
+    """Return how long the answer to a payment may take to begin, in seconds, and what sets that; None if it may end then.
 
-    Once the money is out, a shorter wait saves nothing: so it is the longer one of the offer's and the client's own.
+    Once the money is out, a shorter wait saves nothing: so it is the longer one of the offer's and the client's own. What
+    has begun to come is not cut before ``payment_s``.
     """
     most_s, read_s = context.policy.timeouts.payment_s, request.read_s
-    wait_s, by = (
-        (offered_s, "the offer's maxTimeoutSeconds") if read_s is None or offered_s >= read_s else (read_s, _READ)
-    )
-    if read_s is None or (most_s is not None and most_s < wait_s):
-        return most_s, "policy.timeouts.payment_s"
-    return min(
-        wait_s, LONGEST_S
-    ), by  # the offer's is a seller's number, and no lock of the system waits for any longer
+    if read_s is None:
+        return None
+    wait_s, by = (offered_s, "the offer's maxTimeoutSeconds") if offered_s >= read_s else (read_s, _READ)
+    if most_s is not None and most_s <= wait_s:
+        return None
+    return min(wait_s, LONGEST_S), by  # a seller's number, and no lock of the system waits for any longer
 
 
 def _present(
-    context: Context, authorized: Authorized, header: HeaderLine, wait: tuple[float | None, str]
+    context: Context, authorized: Authorized, header: HeaderLine, head: tuple[float, str] | None
 ) -> Flow[Hold]:
     """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
     hold, cut = authorized.hold, None
     try:
-        reply: Reply = yield Send((header,), pays=hold.id, call_s=wait[0], limited_by=wait[1])
+        most_s = context.policy.timeouts.payment_s
+        reply: Reply = yield Send((header,), pays=hold.id, call_s=most_s, limited_by=_PAYMENT_S, head=head)
         try:
             end = yield from _read_if_short(authorized, reply)
         except Interrupted as interrupted:

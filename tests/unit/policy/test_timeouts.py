@@ -161,6 +161,22 @@ def test_a_watch_knows_which_of_its_limits_comes_first(turned, call_s, chunk_s, 
     assert watch.left_s == left_s
 
 
+def test_an_answer_begins_within_its_own_limit_and_ends_within_that_of_the_call(turned):
+    late, begun, unlimited = (
+        Watch(*limits, "payment_s", (10, "the offer")) for limits in ((240, None), (240, None), (None, None))
+    )
+    turned.now_s += 9
+    assert (late.left_s, begun.left_s, unlimited.left_s) == (1, 1, 1)
+    begun.head_came()
+    unlimited.head_came()
+    assert (begun.left_s, unlimited.left_s) == (231, None)
+    turned.now_s += 1
+    assert str(late.timeout()) == "the answer did not begin within 10 s (the offer)"
+    turned.now_s += 230
+    assert str(begun.timeout()) == "the answer did not end within 240 s (payment_s)"
+    assert Watch(1, None, "", (1, "both")).left_s == 1
+
+
 def test_before_the_first_piece_only_the_whole_calls_time_counts(turned):
     watch = Watch(600, 60)
     turned.now_s += 100
