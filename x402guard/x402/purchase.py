@@ -263,7 +263,11 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
     step, policy = step_of(hold), context.policy
     if policy.breaker is not None:
         # The breakers of the host and of the payee judge it, as they judge a new payment.
-        is_open = enforced(view, policy.breaker.judge(view, asked) or policy.breaker.judge(view, step))
+        is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
+        if is_open is not None and is_open.retry_after_s is not None:
+            # A rest that ends after its last chance would lose what is paid for, and it costs no more.
+            has_time = view.now_unix + is_open.retry_after_s < hold.deadline_unix - MIN_REMAINING_S
+            is_open = enforced(view, is_open) if has_time else None
         if is_open is not None:
             reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
             return replace(is_open, reason=reason, is_out=True)

@@ -150,7 +150,7 @@ def test_only_plain_json_is_asked_and_replied(books, planner, workers, wrong):
     with workers.redeem(task.token) as worker:
         with pytest.raises(ConfigError, match=r"^payload: "):
             worker.task.ask(wrong, timeout_s=0)
-        with pytest.raises(ConfigError, match=r"^reply: "):
+        with pytest.raises(ConfigError, match=r"^payload: "):
             task.reply(wrong)
         with pytest.raises(ConfigError, match=r"^output: "):
             worker.task.answer(wrong, confidence=1)

@@ -324,7 +324,7 @@ def test_a_shadow_guard_beside_an_enforcing_one_and_the_owner_in_every_order(tmp
 
 
 def test_a_payment_that_is_presented_again_past_an_open_breaker_is_reported():
-    policy = Policy(breaker=Breaker(failures=1, rest_s=600), loop=None)
+    policy = Policy(breaker=Breaker(failures=1, rest_s=20), loop=None)
     with shadow(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
         shop = Shop(paid=httpx.ReadError("reset"))
         with pytest.raises(X402GuardError):

@@ -32,14 +32,14 @@ SETTLED = {"PAYMENT-RESPONSE": b64(receipt())}
 
 
 class Slow(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """Two pieces of an answer with more than a minute between them, by a clock that is not the machine's."""
+    """Two pieces of an answer with more than ``payment_s`` between them, by a clock that is not the machine's."""
 
     def __init__(self, clock):
         self.clock = clock
 
     def __iter__(self):
         yield b"{"
-        self.clock.tick(61)
+        self.clock.tick(241)
         yield b"}"
 
     async def __aiter__(self):
