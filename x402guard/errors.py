@@ -168,6 +168,8 @@ class PaymentRefused(X402GuardError):
     ) -> None:
         super().__init__(message, advice=advice)
         self.retry_after = retry_after
+        if retry_after is not None and self.retry == "after_change":
+            self.retry = "later"
         self.rule = rule
         self.requested = None if requested is None else nanos_to_decimal(requested)
         self.available = None if available is None else nanos_to_decimal(available)
@@ -210,6 +212,7 @@ class VelocityExceeded(PaymentRefused):
 
     phase: Phase = "ledger"
     retry: Retry = "later"
+    advice = "Nothing was paid. Wait, use a payee that was paid before, or ask the owner to raise the limit."
 
 
 class CircuitOpen(PaymentRefused):

@@ -31,8 +31,8 @@ _FEWEST_PRICES: Final = 5
 _LEAST_PRICE: Final = 10_000_000  # nano-dollars: no lower price is too high, so that a price near zero can rise
 
 _DAY_MS: Final = 86_400_000
-_NEW_PER_HOST: Final = 5
-_NEW_PER_RUN_PERCENT: Final = 80  # of the day's new payees, so that one run cannot use up those of all others
+_NEW_PER_HOST, _NEW_PER_HOST_PERCENT = 5, 50  # the larger one: one server cannot use up those of all others
+_NEW_PER_RUN_PERCENT: Final = 80  # nor one run
 _CALM_PERCENT: Final = 125  # a price above this part of the median does not move it: else a ramp could pass
 
 
@@ -44,7 +44,7 @@ class Velocity(StepGuard):
         dollars_per_minute, dollars_per_hour, dollars_per_day: dollars that are held; None (the default) for no limit.
         calls_per_minute, calls_per_hour, calls_per_day: payments, LLM calls and tool uses; None for no limit.
         new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit. One run may use
-            80 % of them, rounded up.
+            80 % of them, and one host name half or five, rounded up.
         percent_per_payee: the share of the run's budget for any one payee (1 to 100); None for no limit.
         price_ratio: a price may be this many times the median of its route's last twenty (2 by default), from the sixth
             price on; None for any price.
@@ -96,15 +96,14 @@ class Velocity(StepGuard):
         for window, dollars, calls in self.limits:
             spent, made = _sums(view, _window(step, window), window)
             if calls is not None and made + 1 > calls:
-                return _excess(
-                    step, f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, which is the limit"
-                )
+                reason = f"{made} calls were made within {_ONE[window]}, which is the limit"
+                return _excess(step, f"calls_per_{window}", reason, _wait_s(view, _window(step, window), window))
             if dollars is not None and spent + step.amount > dollars:
                 allowed = (
                     f"${format_dollars(spent)} of ${format_dollars(dollars)} were held or spent within {_ONE[window]}"
                 )
                 reason = f"{allowed}, and this costs ${format_dollars(step.amount)}"
-                return _excess(step, f"dollars_per_{window}", reason)
+                return _excess(step, f"dollars_per_{window}", reason, _wait_s(view, _window(step, window), window))
         if not step.payee:
             return None
         return self._new_payee(view, step) or self._share(view, step) or self._price(view, step)
@@ -115,15 +114,16 @@ class Velocity(StepGuard):
             return None
         if _sums(view, _NEW_PAYEES, "day")[1] >= most:
             reason = f"{payee} was never paid before, and {most} new payees were paid within a day"
-            return _excess(step, "new_payees_per_day", reason)
+            return _excess(step, "new_payees_per_day", reason, _wait_s(view, _NEW_PAYEES, "day"))
         share = -(-most * _NEW_PER_RUN_PERCENT // 100)
         if _sums(view, _new_of(step), "day")[1] >= share:
             reason = f"{payee} was never paid before, and this run has paid {share} new payees within a day"
-            return _excess(step, "new_payees_per_day", reason)
-        if _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
+            return _excess(step, "new_payees_per_day", f"{reason}, of {most}", _wait_s(view, _new_of(step), "day"))
+        share = max(_NEW_PER_HOST, -(-most * _NEW_PER_HOST_PERCENT // 100))
+        if _sums(view, _new_at(step), "day")[1] >= share:
             host = shown_host(step.name.partition(" ")[2].partition("/")[0], step.begun, _host(step))
-            reason = f"{payee} was never paid before, and {host} has named {_NEW_PER_HOST} new payees within a day"
-            return _excess(step, "new_payees_per_day", reason)
+            reason = f"{payee} was never paid before, and {host} has named {share} new payees within a day, of {most}"
+            return _excess(step, "new_payees_per_day", reason, _wait_s(view, _new_at(step), "day"))
         return None
 
     def _share(self, view: LedgerView, step: Step) -> Refusal | None:
@@ -180,8 +180,19 @@ class Velocity(StepGuard):
                 _remove(view, key, "day", Nanos(0), at_ms)
 
 
-def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = VelocityExceeded) -> Refusal:
-    return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount, error=error)
+def _excess(
+    step: Step, rule: str, reason: str, wait_s: int | None = None, *, error: type[PaymentRefused] = VelocityExceeded
+) -> Refusal:
+    reason = f"{reason} (policy.velocity.{rule})"
+    return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s)
+
+
+def _wait_s(view: LedgerView, key: MarkKey, window: str) -> int:
+    """Return after how many seconds the oldest of what counts in a window counts no more; it may still be too much then."""
+    seconds, count = _WINDOWS[window]
+    _, buckets = _ring(view, key, window)
+    oldest = min(int(at) for at, (_, made) in buckets.items() if made)
+    return max(1, (oldest + count + 1) * seconds - view.now_ms // 1000)
 
 
 _VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")

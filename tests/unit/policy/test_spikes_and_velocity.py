@@ -35,8 +35,8 @@ class Run:
                 note_taken(view, self.policy, step)
             return refusal
 
-        found = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
-        return None if found is None else found.rule
+        self.refusal = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
+        return None if self.refusal is None else self.refusal.rule
 
     def give_back(self, amount, *, payee):
         """Give back a step that was taken just now."""
@@ -135,6 +135,35 @@ def test_eight_new_payees_a_day_in_one_run():
     assert found == [None] * 8 + ["new_payees_per_day"] * 3  # one run has 80 % of ten
     assert run.step("$0.01", payee="0x3") is None  # known by now
     assert run.step("$0.01", payee="0xnew", after_s=90_000) is None
+
+
+@pytest.mark.parametrize(("a_day", "of_one_host"), [(2, 2), (10, 5), (30, 15), (31, 16), (1_000, 500)])
+def test_one_host_names_half_of_the_new_payees_or_five(a_day, of_one_host):
+    run = Run(velocity=Velocity(new_payees_per_day=a_day))
+    found = [run.step("$0.001", payee=f"0x{n}") for n in range(of_one_host + 1)]
+    assert found == [None] * of_one_host + ["new_payees_per_day"]
+
+
+@pytest.mark.parametrize(
+    ("velocity", "least_s"),
+    [
+        (Velocity(calls_per_minute=2), 50),
+        (Velocity(dollars_per_hour="$0.02"), 3_540),
+        (Velocity(calls_per_day=2), 82_800),
+        (Velocity(new_payees_per_day=2), 82_800),
+    ],
+    ids=["calls a minute", "dollars an hour", "calls a day", "new payees"],
+)
+@pytest.mark.parametrize("begun_s", [0, 7, 3_599])
+def test_a_refusal_says_after_how_many_seconds_it_passes(velocity, least_s, begun_s):
+    run = Run(velocity=velocity)
+    run.books.clock.tick(begun_s)
+    assert [run.step("$0.01", payee=f"0x{n}", after_s=1) for n in range(2)] == [None, None]
+    assert run.step("$0.01", payee="0x3", after_s=2) is not None
+    wait_s = run.refusal.retry_after_s
+    assert least_s <= wait_s <= 90_000
+    assert run.step("$0.01", payee="0x3", after_s=wait_s - 1) is not None
+    assert run.step("$0.01", payee="0x3", after_s=1) is None
 
 
 def test_a_new_payee_that_was_never_paid_is_given_back():
