@@ -167,7 +167,7 @@ def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
         if raised is not None and _RANK[raised] > _RANK[level]:
             level = next(known for known in get_args(Level) if known == raised)
     if level == "CRITICAL" and risk.approvers < 2:
-        reason = f"{what} is CRITICAL; it is denied unless policy.risk.approvers is 2 or more"
+        reason = f"{what} is CRITICAL; it is denied unless policy.risk.approvers is 2 or more, or policy.risk.levels says less of it"
         return Verdict("deny", RISK, reason, level=level)
     if level in ("HIGH", "CRITICAL"):
         people = risk.approvers if level == "CRITICAL" else 1

@@ -71,13 +71,14 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
     if start is None or policy.unsafe_pay_after_redirect:
         return None
     reason = f"{start} redirected to another origin, which asks for money; setting policy.unsafe_pay_after_redirect"
-    return Refusal("redirect", reason, words=case.request.origin)
+    advice = "If you know that address to be right, ask it itself, in another session."
+    return Refusal("redirect", reason, words=case.request.origin, advice=f"Nothing was paid. {advice}")
 
 
 def hosts(policy: Policy, case: Case) -> Refusal | None:
     """Allow only hosts on the list, if there is one. A name with other letters than ASCII's has to be on it."""
     if policy.hosts is None and any(part.startswith("xn--") for part in case.request.host.split(".")):
-        reason = f"{case.shown()} has letters that can look like others; list it in policy.hosts"
+        reason = f"{case.shown()} has letters that can look like others; list it in policy.hosts, with all others that may be paid"
         return Refusal("hosts", reason, words=case.request.host if case.request.begun else "")
     return judge_host(policy, case.request.host, case.request.begun)
 

@@ -99,7 +99,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
         return Refusal("version_downgrade", reason)
     shaped = view.mark(shape_mark(case.request.host))
     if policy.hosts is None and shaped is not None and not _is_sibling(shaped["host"], host_name(case.request.host)):
-        reason = f"{case.shown(case.request.host)} looks like {shaped['host']}, which was paid before; list it in policy.hosts"
+        reason = f"{case.shown(case.request.host)} looks like {shaped['host']}, which was paid before; list it in policy.hosts, with all others that may be paid"
         return Refusal("look_alike_host", reason, advice="Check the name of the host.")
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
         reason = (

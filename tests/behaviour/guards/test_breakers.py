@@ -329,21 +329,6 @@ def test_a_payment_in_doubt_is_not_shown_to_a_host_at_rest_and_the_error_says_so
     assert (len(shop.payments), len(shop.nonces), opened.spent) == (4, 1, Decimal("0.01"))
 
 
-def test_a_rest_that_ends_after_the_last_chance_of_a_payment_does_not_lose_what_is_paid_for(opened, clock):
-    """A seller that is too busy for its first four answers; its offer is good for a minute."""
-    shop = Shop(paid=httpx.ReadError("gone"))
-    http, refused = client(opened, shop), []
-    for pause_s in (0, 5, 5, 5, 25, 5):
-        clock.tick(pause_s)
-        shop.paid = None if len(shop.payments) == 4 else shop.paid
-        try:
-            last = http.get(URL)
-        except (SettlementUncertain, CircuitOpen) as error:
-            refused.append(type(error))
-    assert refused == [SettlementUncertain] * 3 + [CircuitOpen, SettlementUncertain]
-    assert (last.status_code, len(shop.nonces), opened.spent) == (200, 1, Decimal("0.01"))
-
-
 @pytest.mark.parametrize("rests", ["host", "payee"])
 def test_a_payment_in_doubt_is_not_shown_where_the_host_alone_or_the_payee_alone_is_at_rest(opened, rests):
     lost = Shop(paid=httpx.ReadError("gone"))
