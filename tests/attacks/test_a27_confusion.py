@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.broken_offers import CORPUS, GOOD, V1, V2, bomb, headers
 from tests.support.examples import examples
-from tests.support.merchant import NETWORK, OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required, required_v1
+from tests.support.merchant import NETWORK, OTHER_PAYEE, PAYEE, Shop, accept, b64, make_guard, required, required_v1
 from tests.support.refusals import Chunks, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import PaymentRefused, ProtocolError
 
@@ -76,6 +76,7 @@ CHEAPER = {
     "no asset": [{name: value for name, value in CHEAP.items() if name != "asset"}],
     "another payee and a price in dollars": [{**accept(payTo=OTHER_PAYEE), "amount": None, "price": "$0.01"}],
     "nothing beside it": [CHEAP, {}],
+    "another network in capitals": [{**accept(), "network": "Base"}],
     "the token in another case": [{**CHEAP, "asset": CHEAP["asset"].upper()}],
 }
 """A body that asks for less than the header, or for another, however it is written."""
@@ -133,6 +134,15 @@ def test_a27_a_body_that_states_no_terms_does_not_speak_against_the_header(mode,
     with guard.session("s", budget="$1.00") as session:
         assert fetch(mode, session, shop).status_code == 200
     assert len(shop.payments) == 1
+
+
+def test_a27_a_body_may_have_all_offers_of_its_header_and_more(mode, guard):
+    two = [accept(10_000), accept(20_000, payTo=OTHER_PAYEE)]
+    body = required(*two, accept(network="eip155:8453"))
+    answer = headers(("PAYMENT-REQUIRED", b64(required(*two))), body=json.dumps(body).encode())
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop := Shop(terms=lambda _: answer())).status_code == 200
+    assert [amount for _, amount, _ in shop.payments] == [10_000]
 
 
 @pytest.mark.parametrize("version", ["2", 2.5, None, 3])
