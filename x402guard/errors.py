@@ -208,11 +208,12 @@ class SpendSpike(PaymentRefused):
 
 
 class VelocityExceeded(PaymentRefused):
-    """Too much was spent in too short a time. The call may pass again after ``retry_after`` seconds."""
+    """Too much was spent in too short a time. The call may pass again after ``retry_after`` seconds, if there are any."""
 
     phase: Phase = "ledger"
-    retry: Retry = "later"
-    advice = "Nothing was paid. Wait, use a payee that was paid before, or ask the owner to raise the limit."
+    advice = (
+        "Nothing was paid. It is above the limit by itself: buy what is cheaper, or ask the owner to raise the limit."
+    )
 
 
 class CircuitOpen(PaymentRefused):

@@ -65,6 +65,7 @@ def test_a27_confusion_takes_bounded_memory(guard, name):
     assert peak < MOST_BYTES
 
 
+ARBITRUM = "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d"
 CHEAP = accept(100)
 CHEAPER = {
     "alone": CHEAP,
@@ -76,6 +77,8 @@ CHEAPER = {
     "no asset": [{name: value for name, value in CHEAP.items() if name != "asset"}],
     "another payee and a price in dollars": [{**accept(payTo=OTHER_PAYEE), "amount": None, "price": "$0.01"}],
     "nothing beside it": [CHEAP, {}],
+    "its token alone": [{"asset": CHEAP["asset"], "amount": "100"}],
+    "its token on a network that is not known": [{"network": "bsc", "asset": CHEAP["asset"], "amount": "100"}],
     "another network in capitals": [{**accept(), "network": "Base"}],
     "the token in another case": [{**CHEAP, "asset": CHEAP["asset"].upper()}],
 }
@@ -140,6 +143,32 @@ def test_a27_a_body_may_have_all_offers_of_its_header_and_more(mode, guard):
     two = [accept(10_000), accept(20_000, payTo=OTHER_PAYEE)]
     body = required(*two, accept(network="eip155:8453"))
     answer = headers(("PAYMENT-REQUIRED", b64(required(*two))), body=json.dumps(body).encode())
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop := Shop(terms=lambda _: answer())).status_code == 200
+    assert [amount for _, amount, _ in shop.payments] == [10_000]
+
+
+SHORT = {
+    "no token": lambda entry: {name: value for name, value in entry.items() if name != "asset"},
+    "scheme and network": lambda entry: {"scheme": entry["scheme"], "network": entry["network"]},
+    "dollars": lambda entry: {"network": entry["network"], "amount": "0.01", "currency": "USD"},
+    "an empty amount": lambda entry: {"payTo": entry["payTo"], "amount": ""},
+}
+
+
+@pytest.mark.parametrize("short", SHORT.values(), ids=SHORT)
+def test_a27_a_body_may_say_less_of_each_offer_of_its_header(mode, guard, short):
+    two = [accept(10_000), accept(20_000, payTo=OTHER_PAYEE, network="eip155:421614", asset=ARBITRUM, extra={})]
+    body = required(*map(short, two))
+    answer = headers(("PAYMENT-REQUIRED", b64(required(*two))), body=json.dumps(body).encode())
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop := Shop(terms=lambda _: answer())).status_code == 200
+    assert [amount for _, amount, _ in shop.payments] == [10_000]
+
+
+def test_a27_one_price_of_two_for_the_same_payment_is_not_the_other(mode, guard):
+    two = [accept(20_000), accept(10_000, extra={"name": "USDC", "version": "2", "note": "for members"})]
+    answer = headers(("PAYMENT-REQUIRED", b64(required(*two))), body=json.dumps(required(two[1])).encode())
     with guard.session("s", budget="$1.00") as session:
         assert fetch(mode, session, shop := Shop(terms=lambda _: answer())).status_code == 200
     assert [amount for _, amount, _ in shop.payments] == [10_000]

@@ -172,6 +172,7 @@ def test_a37_terms_for_another_tool_are_refused(way, net, seller, guarded):
     [
         ("mcp://tool/weather", False), ("mcp://tool/weather/", False), ("mcp://tool/srv/weather", False),
         ("mcp://api.example/tools/another", False), ("https://tool/another", False), ("mcp://weather-server", False),
+        ("mcp:weather-server", False), ("mcp://", False),
         ("mcp://tool/another", True), ("mcp://Tool/another", True), ("mcp://tool:443/another", True),
         ("mcp://x@tool/another", True), ("mcp://tool./another", True), ("mcp:/tool/another", True),
         ("mcp:tool/another", True), ("mcp:///another", True), ("mcp://tool", True), ("mcp://[/weather", True),

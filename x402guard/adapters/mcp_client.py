@@ -191,7 +191,8 @@ def names_another_tool(terms: Mapping[str, Any], name: str) -> bool:
     """
     url = _url_of(terms)
     sold = unquote(url.path.strip("/"))
-    names_a_tool = url.scheme == "mcp" and (url.hostname or "").rstrip(".") in ("", "tool")
+    host = (url.hostname or "").rstrip(".")
+    names_a_tool = url.scheme == "mcp" and (host == "tool" or (not host and url.path.startswith(("/", "tool/"))))
     return names_a_tool and name not in (sold, sold.rpartition("/")[2])
 
 

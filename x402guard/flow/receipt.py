@@ -115,7 +115,7 @@ def undelivered(
 
 _SET: Final = "policy.timeouts.payment_s, the client's read timeout and the seller's offer set how long it may take."
 _TAKEN: Final = f"The same request pays no second time, and says that its answer was lost. {_SET}"
-_OPEN: Final = f"The same request presents the same payment again. {_SET}"
+_OPEN: Final = f"The same request pays no second time: it presents the same payment again, or asks the chain. {_SET}"
 
 
 def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
@@ -129,5 +129,5 @@ def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
     told.hold_id, told.deadline, told.transaction = paid.hold_id, paid.deadline, paid.transaction
     told.amount, told.payee, told.network, told.place = paid.amount, paid.payee, paid.network, paid.place
     if paid.payee:
-        told.advice = _TAKEN if paid.state == HoldState.CAPTURED else _OPEN
+        told.advice, told.retry = (_TAKEN, "no") if paid.state == HoldState.CAPTURED else (_OPEN, "same_request")
     return told

@@ -58,7 +58,7 @@ def check_reason(reason: object) -> str:
     """
     if not isinstance(reason, str) or not reason.strip():
         raise ConfigError(f"reason: {reason!r:.80} says nothing; write why, such as 'spends too much'")
-    return as_line(reason[: _LONGEST_REASON * 10])[:_LONGEST_REASON]
+    return as_line(reason.strip()[: _LONGEST_REASON * 10])[:_LONGEST_REASON]
 
 
 def reset_node(view: LedgerView, node_id: str, by: str) -> Node:

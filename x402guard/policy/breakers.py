@@ -6,7 +6,7 @@ failures open the circuit, which refuses calls at once. After ``rest_s`` one cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,6 +59,11 @@ class Breaker(StepGuard):
         if step.priced:
             target = _payee(step, step.payee) if step.payee else None
         return None if target is None else self._open(view, step, *target)
+
+    def quiet_s(self, view: LedgerView, steps: Iterable[Step]) -> int:
+        """Return the seconds since the last failure of what these steps call or pay."""
+        failed_ms = [int(_row(view, watched)["failed_ms"]) for step in steps for _, watched in _targets(step)]
+        return (view.now_ms - max(failed_ms, default=0)) // 1000
 
     def _open(self, view: LedgerView, step: Step, what: str, watched: str) -> Refusal | None:
         """Return the refusal of a step while the circuit is open; None if it may pass, also as the probe."""

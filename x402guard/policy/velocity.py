@@ -103,7 +103,8 @@ class Velocity(StepGuard):
                     f"${format_dollars(spent)} of ${format_dollars(dollars)} were held or spent within {_ONE[window]}"
                 )
                 reason = f"{allowed}, and this costs ${format_dollars(step.amount)}"
-                return _excess(step, f"dollars_per_{window}", reason, _wait_s(view, _window(step, window), window))
+                wait_s = _wait_s(view, _window(step, window), window) if step.amount <= dollars else None
+                return _excess(step, f"dollars_per_{window}", reason, wait_s)
         if not step.payee:
             return None
         return self._new_payee(view, step) or self._share(view, step) or self._price(view, step)
@@ -184,15 +185,19 @@ def _excess(
     step: Step, rule: str, reason: str, wait_s: int | None = None, *, error: type[PaymentRefused] = VelocityExceeded
 ) -> Refusal:
     reason = f"{reason} (policy.velocity.{rule})"
-    return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s)
+    advice = _WAIT if wait_s is not None else ""
+    return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s, advice=advice)
 
 
-def _wait_s(view: LedgerView, key: MarkKey, window: str) -> int:
+_WAIT: Final = "Wait, use a payee that was paid before, or ask the owner to raise the limit."
+
+
+def _wait_s(view: LedgerView, key: MarkKey, window: str) -> int | None:
     """Return after how many seconds the oldest of what counts in a window counts no more; it may still be too much then."""
     seconds, count = _WINDOWS[window]
     _, buckets = _ring(view, key, window)
-    oldest = min(int(at) for at, (_, made) in buckets.items() if made)
-    return max(1, (oldest + count + 1) * seconds - view.now_ms // 1000)
+    oldest = min((int(at) for at, (_, made) in buckets.items() if made), default=None)
+    return None if oldest is None else max(1, (oldest + count + 1) * seconds - view.now_ms // 1000)
 
 
 _VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")

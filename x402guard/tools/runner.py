@@ -49,7 +49,9 @@ class Running:
             raise self._timed_out() from None
 
     def _timed_out(self) -> CallTimeout:
-        error = CallTimeout(f"tool {self.tool!r} did not end within {self._limit_s} s (its timeout_s, or policy.timeouts.tool_s)")
+        error = CallTimeout(
+            f"tool {self.tool!r} did not end within {self._limit_s} s (its timeout_s, or policy.timeouts.tool_s)"
+        )
         error.hold_id = self._hold_id
         return error
 

@@ -141,7 +141,7 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
 def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:
     """Return an offer with the verdict of the owner's rules, or the first objection to it."""
     offer, policy = case.offer, context.policy
-    if conflicts_with(offer, challenge.beside):
+    if conflicts_with(offer, challenge.required.accepts, challenge.beside):
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")

@@ -331,7 +331,7 @@ def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[f
     """Return how long the answer to a payment may take to begin, in seconds, and what sets that; None if it may end then.
 
     Once the money is out, a shorter wait saves nothing: so it is the longer one of the offer's and the client's own. What
-    has begun to come is not cut before ``payment_s``.
+    has begun to come has until ``payment_s``, or to that time if there is none.
     """
     most_s, read_s = context.policy.timeouts.payment_s, request.read_s
     if read_s is None:
@@ -348,8 +348,10 @@ def _present(
     """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
     hold, cut = authorized.hold, None
     try:
-        most_s = context.policy.timeouts.payment_s
-        reply: Reply = yield Send((header,), pays=hold.id, call_s=most_s, limited_by=_PAYMENT_S, head=head)
+        most_s, by = context.policy.timeouts.payment_s, _PAYMENT_S
+        if most_s is None and head is not None:  # an answer without any end would keep its slot for ever
+            (most_s, by), head = head, None
+        reply: Reply = yield Send((header,), pays=hold.id, call_s=most_s, limited_by=by, head=head)
         try:
             end = yield from _read_if_short(authorized, reply)
         except Interrupted as interrupted:

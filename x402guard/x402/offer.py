@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -286,10 +286,10 @@ def stated_in(entry: Mapping[str, Any]) -> Stated:
     """Return what an entry says. The amount of another kind of chain, where no address is one of EVM, is none of ours."""
     asset, payee = (_evm_address(entry.get(name)) for name in ("asset", "payTo"))
     network = resolve_network(str(entry.get("network")).strip().lower())
-    amounts = [entry.get(name) for name in ("amount", "maxAmountRequired")]
-    if network is None and payee is None:
+    amounts = [str(entry.get(name)) for name in ("amount", "maxAmountRequired")]
+    if network is None and asset is None and payee is None:
         amounts = []
-    return Stated(network, asset, payee, frozenset(str(each) for each in amounts if each is not None))
+    return Stated(network, asset, payee, frozenset(filter(_ATOMIC.fullmatch, amounts)))
 
 
 def _evm_address(value: Any) -> str | None:
@@ -298,17 +298,30 @@ def _evm_address(value: Any) -> str | None:
 
 
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}")
+_ATOMIC: Final = re.compile(r"[0-9]{1,78}", re.ASCII)
 
 
-def conflicts_with(offer: Offer, beside: Sequence[Stated]) -> bool:
-    """True if an entry in the body *beside* a header says anything else than *offer*, and none says the same in full.
+def conflicts_with(offer: Offer, header: Iterable[Mapping[str, Any]], beside: Sequence[Stated]) -> bool:
+    """True if an entry in the body *beside* a *header* says anything else than *offer*, and none says the same in full.
 
-    A body is the server's own (HTTP transport v2, "Response Body"): what cannot be read in it says nothing.
+    What it says of another entry of the header is not said of this one, unless the same payment has another amount. A
+    body is the server's own (HTTP transport v2, "Response Body"): what cannot be read in it says nothing.
     """
     ours = Stated(
         offer.network, offer.asset.contract.lower(), offer.payee.lower(), frozenset({str(offer.amount_atomic)})
     )
-    return ours not in beside and any(_differs(entry, ours) for entry in beside)
+    if not beside or ours in beside:
+        return False
+    others = [*map(stated_in, header)]
+    return any(
+        _differs(entry, ours)
+        and (_is_same_but_for_amount(entry, ours) or all(_differs(entry, each) for each in others))
+        for entry in beside
+    )
+
+
+def _is_same_but_for_amount(entry: Stated, ours: Stated) -> bool:
+    return (entry.network, entry.asset, entry.payee) == (ours.network, ours.asset, ours.payee)
 
 
 def _differs(entry: Stated, ours: Stated) -> bool:

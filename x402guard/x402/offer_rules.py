@@ -72,7 +72,7 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
         return None
     reason = f"{start} redirected to another origin, which asks for money; setting policy.unsafe_pay_after_redirect"
     advice = "If you know that address to be right, ask it itself, in another session."
-    return Refusal("redirect", reason, words=case.request.origin, advice=f"Nothing was paid. {advice}")
+    return Refusal("redirect", reason, words=case.request.origin, advice=advice)
 
 
 def hosts(policy: Policy, case: Case) -> Refusal | None:

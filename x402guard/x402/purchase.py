@@ -53,6 +53,9 @@ MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
 
 
+_PAUSE_S: Final = 5
+"""From a failure to the next presentation past a breaker's rest; and the room that a caller has who waits for that."""
+
 IN_FLIGHT: Final = "in_flight"
 """The rule of a request whose purchase another call is paying for."""
 
@@ -265,9 +268,12 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
         # The breakers of the host and of the payee judge it, as they judge a new payment.
         is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
         if is_open is not None and is_open.retry_after_s is not None:
-            # A rest that ends after its last chance would lose what is paid for, and it costs no more.
-            has_time = view.now_unix + is_open.retry_after_s < hold.deadline_unix - MIN_REMAINING_S
-            is_open = enforced(view, is_open) if has_time else None
+            # A rest that ends after its last chance would lose what is paid for. It costs no more, and a seller has a pause.
+            ends_unix = view.now_unix + is_open.retry_after_s
+            if ends_unix >= hold.deadline_unix - MIN_REMAINING_S - _PAUSE_S:
+                pause_s = _PAUSE_S - policy.breaker.quiet_s(view, (asked, step))
+                is_open = replace(is_open, retry_after_s=pause_s) if pause_s > 0 else None
+            is_open = enforced(view, is_open)
         if is_open is not None:
             reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
             return replace(is_open, reason=reason, is_out=True)

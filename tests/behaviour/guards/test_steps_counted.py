@@ -34,12 +34,12 @@ SETTLED = {"PAYMENT-RESPONSE": b64(receipt())}
 class Slow(httpx.SyncByteStream, httpx.AsyncByteStream):
     """Two pieces of an answer with more than ``payment_s`` between them, by a clock that is not the machine's."""
 
-    def __init__(self, clock):
-        self.clock = clock
+    def __init__(self, clock, pause_s=241):
+        self.clock, self.pause_s = clock, pause_s
 
     def __iter__(self):
         yield b"{"
-        self.clock.tick(241)
+        self.clock.tick(self.pause_s)
         yield b"}"
 
     async def __aiter__(self):
@@ -54,8 +54,9 @@ def watch(monkeypatch):
     return clock
 
 
-def buy_slowly(mode, session, watch, number):
-    shop = Shop(open_terms, paid=lambda _request, _shop: httpx.Response(200, headers=SETTLED, stream=Slow(watch)))
+def buy_slowly(mode, session, watch, number, **pause):
+    slow = Slow(watch, **pause)
+    shop = Shop(open_terms, paid=lambda _request, _shop: httpx.Response(200, headers=SETTLED, stream=slow))
     if mode == "sync":
         return client(session, shop).get(URL, params={"n": number})
 
@@ -64,6 +65,17 @@ def buy_slowly(mode, session, watch, number):
             return await http.get(URL, params={"n": number})
 
     return anyio.run(go)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_answer_that_has_begun_comes_whole_after_the_time_of_its_offer(watch, mode):
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        assert buy_slowly(mode, session, watch, 1, pause_s=239).content == b"{}"
+        with pytest.raises(CallTimeout) as cut:
+            buy_slowly(mode, session, watch, 2)
+    assert (cut.value.retry, cut.value.money_may_have_moved) == ("no", True)
+    assert "pays no second time" in cut.value.advice
+    assert "policy.timeouts.payment_s" in cut.value.advice
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -18,7 +18,7 @@ def url(tmp_path):
     return url
 
 
-REASONS = ["G\udcfcnther: stop", "\udcff", "a\nb\x1b[31m", "stop \0 now", "x" * 5_000, "größer"]
+REASONS = [" " * 3_000 + "stop", "G\udcfcnther: stop", "\udcff", "a\nb\x1b[31m", "stop \0 now", "x" * 5_000, "größer"]
 
 
 @pytest.mark.parametrize("reason", REASONS)

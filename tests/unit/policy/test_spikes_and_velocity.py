@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.support.ledger import Books, usd
-from x402guard import ConfigError, Policy, Spike, Velocity
+from x402guard import ConfigError, Policy, Spike, Velocity, VelocityExceeded
 from x402guard.ledger.model import HoldKind
 from x402guard.policy.guards import give_step_back, guard_marks, judge_step, note_taken
 from x402guard.policy.steps import Step
@@ -135,6 +135,17 @@ def test_eight_new_payees_a_day_in_one_run():
     assert found == [None] * 8 + ["new_payees_per_day"] * 3  # one run has 80 % of ten
     assert run.step("$0.01", payee="0x3") is None  # known by now
     assert run.step("$0.01", payee="0xnew", after_s=90_000) is None
+
+
+@pytest.mark.parametrize("window", ["minute", "hour", "day"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_above_the_limit_by_itself_is_never_said_to_pass_later(window, is_first):
+    run = Run(velocity=Velocity(**{f"dollars_per_{window}": "$0.02"}))
+    assert is_first or run.step("$0.01") is None
+    assert run.step("$0.03") == f"dollars_per_{window}"
+    error = VelocityExceeded(run.refusal.reason, rule=run.refusal.rule, retry_after=run.refusal.retry_after_s)
+    assert (run.refusal.retry_after_s, error.retry) == (None, "after_change")
+    assert "above the limit by itself" in error.advice
 
 
 @pytest.mark.parametrize(("a_day", "of_one_host"), [(2, 2), (10, 5), (30, 15), (31, 16), (1_000, 500)])

@@ -59,8 +59,9 @@ class Shopping:
             payment.sent = True
         self._paying, self._breaks = payment, world.goes_wrong("late", 0.03, draws)
         waits = _Waiting(task, self)
-        limit_ms = _NEVER_MS if effect.call_s is None else int(effect.call_s * 1000)
-        late = CallTimeout("no answer in time") if effect.call_s is not None else TimeoutError("read")
+        limit_s = effect.call_s if effect.head is None else effect.head[0]
+        limit_ms = _NEVER_MS if limit_s is None else int(limit_s * 1000)
+        late = CallTimeout("no answer in time") if limit_s is not None else TimeoutError("read")
         world.after(limit_ms, waits.fails(late), idle=True)
         if world.goes_wrong("cancelled", 0.01, draws):
             world.after(draws.pick(_TRIP_MS), waits.cancels)
