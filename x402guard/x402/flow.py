@@ -348,7 +348,8 @@ def _present(
     """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
     hold, cut = authorized.hold, None
     try:
-        most_s, by = context.policy.timeouts.payment_s, _PAYMENT_S
+        most_s: float | None = context.policy.timeouts.payment_s
+        by = _PAYMENT_S
         if most_s is None and head is not None:  # an answer without any end would keep its slot for ever
             (most_s, by), head = head, None
         reply: Reply = yield Send((header,), pays=hold.id, call_s=most_s, limited_by=by, head=head)
