@@ -133,7 +133,7 @@ def test_two_people_have_to_answer_and_one_of_them_twice_is_one(url, agent, appr
     for name in ("Ann", " ann"):
         assert approvals("allow", key[:8], "--as", name) == (
             0,
-            f"allowed by {name}: crm.wipe; more approvers needed: 1\n",
+            f"allowed by {name.strip()}: crm.wipe; more approvers needed: 1\n",
         )
     assert json.loads(approvals("list", "--json")[1])[0]["yes"] == "1 of 2"
     assert approvals("allow", key, "--as", "Bob")[0] == 0

@@ -26,6 +26,7 @@ from x402guard.web.proxy import SESSION, Proxy
 from x402guard.x402.settlement import sweep
 
 TOKEN = "x402_of-the-callers"
+FLIGHT_S = 150  # three of them are less than the ten minutes for which a hop is known
 GOODS = b"content-length: 9\r\n\r\nthe goods"
 PART = b"HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-2/9\r\ncontent-length: 3\r\n\r\nthe"
 
@@ -47,7 +48,8 @@ class Scene:
 
     def proxy(self, ledger):
         store = self.left.enter_context(closing(open_store(ledger, clock_ms=self.clock)))
-        guard = self.left.enter_context(make_guard(store, policy=Policy(breaker=None, loop=None), chains=MockChain()))
+        policy = Policy(breaker=None, loop=None)
+        guard = self.left.enter_context(make_guard(store, policy=policy, chains=MockChain(), flight_s=FLIGHT_S))
         session = self.left.enter_context(closing(guard.session("s", budget="$1.00", id="run")))
         access = Access(names=("testserver",), viewer="", owner="")
         proxy = Proxy({TOKEN: session}, upstreams={}, keys={}, access=access, own=("testserver", 1))
@@ -130,7 +132,7 @@ class Scene:
         assert (await self.ask(where.removesuffix("file") + "page", at=at))[2] == b"x"
 
     async def waits(self):
-        self.clock.tick(150)
+        self.clock.tick(FLIGHT_S)
 
     def proves(self):
         store = self.guards[1].shell.store
