@@ -70,7 +70,7 @@ class AgentSteps(Delegates):
         it, or none, asks the approver first. While other agents wait for a reply (``session.inputs()``), the result does not
         hold. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what *verify* raises; the session then
         stays open. Raises ``SessionTripped`` and ``SessionClosed`` too, and ``ConfigError`` for a *confidence* that is none,
-        a *verify* that has to be awaited, and a session that does a task (``task.done``).
+        a *verify* that has to be awaited, and a session that does a task (see ``session.task.answer``).
         """
         checked = _confidence(confidence)
         said = True if verify is None else verify(result)

@@ -73,7 +73,7 @@ class Owner:
 
     Args:
         ledger: URL or path of an existing ledger; by default that of the settings.
-        by: the name that the journal keeps with limits, trips, resets, answers and what is forgiven; by default the operating system's user.
+        by: the name that the journal keeps with limits, trips, resets and answers; by default the system's user.
         chains: as for ``Guard``, for ``reconcile``; by default those of the settings.
         read_only: only look; True by itself where this user may not write the file.
         verified: refuse an inconsistent ledger.
