@@ -15,7 +15,8 @@ import pytest
 import benchmarks
 from benchmarks.__main__ import ROWS as ROWS_OF_THE_TABLE
 from benchmarks.scenes import MODEL, SOLD, client, plain, prompt, provider, seller, session, streaming
-from x402guard.ledger import model, view
+from x402guard.kernel import rows as model
+from x402guard.ledger import view
 from x402guard.stores import sqlite
 
 CHUNKS = 500

@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.evm import Address, parse_address
-from x402guard.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
-
-TransferMethod = Literal["eip3009", "permit2"]
+from x402guard.kernel.evm import Address, parse_address
+from x402guard.kernel.intent import TransferMethod
+from x402guard.kernel.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
 
 _CAIP2 = re.compile(r"eip155:([1-9][0-9]{0,18})", re.ASCII)
 

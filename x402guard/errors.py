@@ -38,8 +38,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal, get_args
 
-from x402guard.money import Nanos, nanos_to_decimal
-
 Phase = Literal["configuration", "request", "offer", "policy", "ledger", "signing", "settlement"]
 Retry = Literal["no", "later", "same_request", "after_change"]
 
@@ -117,6 +115,15 @@ def quoted(words: object) -> str:
     return repr(text) if text else ""
 
 
+def _in_dollars(nanos: int | None) -> Decimal | None:
+    """Return nano-dollars as an exact number of dollars, with at least two places."""
+    if nanos is None:
+        return None
+    digits = f"{abs(nanos):010d}"
+    part = digits[-9:].rstrip("0").ljust(2, "0")
+    return Decimal(f"{'-' if nanos < 0 else ''}{digits[:-9]}.{part}")
+
+
 def _rebuild(kind: type[X402GuardError], args: tuple[Any, ...], state: dict[str, Any]) -> X402GuardError:
     error = kind.__new__(kind, *args)
     error.args = args
@@ -160,8 +167,8 @@ class PaymentRefused(X402GuardError):
         message: str,
         *,
         rule: str,
-        requested: Nanos | None = None,
-        available: Nanos | None = None,
+        requested: int | None = None,
+        available: int | None = None,
         session: str | None = None,
         advice: str | None = None,
         retry_after: int | None = None,
@@ -171,8 +178,8 @@ class PaymentRefused(X402GuardError):
         if retry_after is not None and self.retry == "after_change":
             self.retry = "later"
         self.rule = rule
-        self.requested = None if requested is None else nanos_to_decimal(requested)
-        self.available = None if available is None else nanos_to_decimal(available)
+        self.requested = _in_dollars(requested)
+        self.available = _in_dollars(available)
         self.session = session
 
     def amounts(self) -> dict[str, str]:
@@ -342,7 +349,7 @@ class SettlementUncertain(X402GuardError):
         hold_id: str,
         deadline: int,
         advice: str | None = None,
-        amount: Nanos | None = None,
+        amount: int | None = None,
         payee: str = "",
         network: str = "",
         place: str = "",
@@ -352,7 +359,7 @@ class SettlementUncertain(X402GuardError):
         super().__init__(message, advice=advice)
         self.hold_id = hold_id
         self.deadline = deadline
-        self.amount = None if amount is None else nanos_to_decimal(amount)
+        self.amount = _in_dollars(amount)
         self.payee, self.network = payee, network
         self.place = place
         self.payment_id = payment_id

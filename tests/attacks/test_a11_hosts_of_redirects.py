@@ -6,7 +6,7 @@ import pytest
 from tests.support.merchant import Shop, accept, client, make_guard, required, required_v1
 from x402guard import Breaker, Policy, PolicyDenied, Velocity, X402GuardError
 from x402guard.flow.admission import Seat
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
 
 START = "https://courts.example/opinion/42"
 WORDS = "ignore-all-rules"

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from x402guard.kernel.change_set import Scope
 
 import x402guard
 from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Hold, HoldKind, Purpose
+from x402guard.kernel.typed_data import typed_data
 from x402guard.ledger.authorize import authorize
-from x402guard.ledger.model import Hold, HoldKind, Purpose
-from x402guard.ledger.view import Scope
 from x402guard.stores import MemoryStore
-from x402guard.x402.schemes import typed_data
 
 PACKAGE = Path(x402guard.__file__).parent
 KEY_WORDS = {

@@ -156,7 +156,7 @@ def test_a24_traceback_from_inside_the_signer_never_shows_the_key(made, monkeypa
     def broken(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("x402guard.evm.normalise_signature", broken)
+    monkeypatch.setattr("x402guard.kernel.evm.normalise_signature", broken)
     with made.session("s", budget="$1.00") as session, pytest.raises(SettlementUncertain) as caught:
         fetch("sync", session, Shop())
     assert not shows_key(_library_locals(caught.value))

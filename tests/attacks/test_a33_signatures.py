@@ -10,7 +10,7 @@ from tests.support.merchant import Shop, make_guard, unb64
 from tests.support.refusals import fetch
 from tests.support.signers import SpySigner
 from x402guard import SettlementUncertain
-from x402guard.evm import normalise_signature
+from x402guard.kernel.evm import normalise_signature
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 

@@ -7,9 +7,9 @@ from eth_account import Account
 from tests.support.engines import ENGINES, engine_maker
 from tests.support.market import AMOUNTS, DIME, FAILS, TAKEN, market
 from x402guard import ConfigError
-from x402guard.ledger.model import HoldState
+from x402guard.kernel.cancellation import cancellation_data
+from x402guard.kernel.rows import HoldState
 from x402guard.testing import RpcError
-from x402guard.x402.schemes.cancellation import cancellation_data
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import httpx
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support import processes
 from tests.support.faults import FailingFrom
@@ -19,11 +20,10 @@ from tests.support.signers import SpySigner
 from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertain, SignerError
 from x402guard.flow.drivers import run
 from x402guard.flow.surroundings import Surroundings
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Claim, Delivery
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
-from x402guard.ledger.model import Claim, Delivery
 from x402guard.ledger.purchases import presentation_of
-from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.settlement import Doubt, note_doubt, write_claim

@@ -6,11 +6,12 @@ import pytest
 
 from tests.support.ledger import a_hold, an_intent, usd
 from x402guard.errors import IllegalTransition
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
+from x402guard.kernel.table import Capture, Note, Void
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
-from x402guard.ledger.model import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
 from x402guard.ledger.purchases import hand_over
-from x402guard.ledger.transitions import Capture, Note, Void, apply
+from x402guard.ledger.transitions import apply
 
 
 def test_a_hold_comes_back_as_it_was_written(make_books):

@@ -23,7 +23,7 @@ from tests.support import postgres
 from x402guard import Guard, LocalSigner, Policy
 from x402guard.flow.effects import Effect
 from x402guard.flow.ports import ChainQuestion
-from x402guard.ledger.model import Delivery, HoldState
+from x402guard.kernel.rows import Delivery, HoldState
 from x402guard.stores import open_store
 from x402guard.testing import FacilitatorClient, Merchant, Offer, Route, Testnet
 

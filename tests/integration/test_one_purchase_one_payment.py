@@ -21,7 +21,7 @@ from x402guard import (
     SettlementUncertain,
 )
 from x402guard.flow.drivers import run
-from x402guard.ledger.model import HoldState
+from x402guard.kernel.rows import HoldState
 from x402guard.stores import open_store
 from x402guard.x402.settlement import sweep
 

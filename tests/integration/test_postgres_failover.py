@@ -27,9 +27,9 @@ from x402guard import (
     Policy,
     SessionTripped,
 )
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.table import Void
 from x402guard.ledger.owner import reset_node
-from x402guard.ledger.transitions import Void
 from x402guard.stores import outbox, postgres_server
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]

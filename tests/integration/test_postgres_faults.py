@@ -9,16 +9,16 @@ from decimal import Decimal
 
 import psycopg
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres, processes
 from tests.support.ledger import Books, a_hold, usd
 from tests.support.merchant import Shop, client, make_guard
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
-from x402guard.ledger.model import HoldKind
-from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.group_commit import Request
 from x402guard.stores.postgres_schema import VERSION
@@ -407,7 +407,7 @@ sys.path.insert(0, ".")
 from tests.support.ledger import Books
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
 url, own, sessions, each = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 books = Books(url, session=None)
 for number in range(sessions):

@@ -11,12 +11,13 @@ import pytest
 from tests.support import processes
 from tests.support.ledger import Books, a_hold, usd
 from x402guard import Owner
+from x402guard.kernel.rows import Evidence
+from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.budgets import recall, trip
-from x402guard.ledger.model import Evidence
 from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, close_node
-from x402guard.ledger.transitions import Capture, Void, apply
+from x402guard.ledger.transitions import apply
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -181,7 +182,7 @@ from tests.support.ledger import Books, usd
 from x402guard.errors import IllegalTransition, LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, trip
-from x402guard.ledger.model import Evidence
+from x402guard.kernel.rows import Evidence
 from x402guard.ledger.owner import reset_node, set_limit
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import Capture, Void

@@ -13,8 +13,8 @@ from tests.support.ended_buyer import FOLLOWS, STAGES, begun, books_of, ended, f
 from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, SessionTripped
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.lost import count_again
-from x402guard.ledger.model import HoldKind
 from x402guard.stores import outbox, outbox_file
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]

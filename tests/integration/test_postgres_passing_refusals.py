@@ -16,7 +16,7 @@ from tests.support.merchant import Shop, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run
-from x402guard.ledger.model import Evidence
+from x402guard.kernel.rows import Evidence
 from x402guard.stores import open_store
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]

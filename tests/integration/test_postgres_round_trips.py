@@ -11,9 +11,10 @@ from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt
 from tests.support.refusals import Chunks
 from x402guard import Policy
+from x402guard.kernel.rows import Evidence
+from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence
-from x402guard.ledger.transitions import Capture, apply
+from x402guard.ledger.transitions import apply
 from x402guard.stores.postgres_server import Server
 
 pytestmark = pytest.mark.xdist_group("postgres")

@@ -8,8 +8,8 @@ import pytest
 from tests.support.engines import needs_anvil
 from tests.support.market import CEILING, DIME, FAILS, TAKEN, market
 from x402guard import BudgetExhausted, Policy, SessionTripped
-from x402guard.evm import checksum_address
-from x402guard.ledger.model import HoldState
+from x402guard.kernel.evm import checksum_address
+from x402guard.kernel.rows import HoldState
 from x402guard.testing import AnvilEngine
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil"), pytest.mark.usefixtures("inline_notices")]

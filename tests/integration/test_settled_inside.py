@@ -8,7 +8,7 @@ import pytest
 from tests.support.engines import needs_anvil
 from tests.support.market import DIME, FAILS, market
 from x402guard.chain.calldata import amount_settled, nonce_settled
-from x402guard.evm import checksum_address
+from x402guard.kernel.evm import checksum_address
 from x402guard.testing import AnvilEngine, EthTesterEngine
 from x402guard.testing.chain_client import calldata
 from x402guard.testing.contracts import TOKEN, genesis_contracts

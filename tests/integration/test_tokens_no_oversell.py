@@ -16,7 +16,7 @@ from tests.support import processes
 from tests.support.ledger import Clock
 from tests.support.llm_provider import BOOK, COUNTER, SYNC, Provider, completion
 from x402guard import BudgetExhausted, Guard, Metering, TokenBudget
-from x402guard.ledger.model import HoldState
+from x402guard.kernel.rows import HoldState
 from x402guard.stores import open_store
 
 pytestmark = pytest.mark.xdist_group("tokens-oversell")

@@ -6,7 +6,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 from tests.support.examples import examples
 from tests.support.ledger import START_MS, Books, an_intent
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import format_dollars
+from x402guard.kernel.rows import Claim, HoldState, NodeState
+from x402guard.kernel.table import Void
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,
@@ -18,10 +21,7 @@ from x402guard.ledger.evidence import (
     weigh,
     weigh_marks,
 )
-from x402guard.ledger.model import Claim, HoldState, NodeState
-from x402guard.ledger.transitions import Void
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.money import format_dollars
 
 NOW, DEADLINE = START_MS // 1000, START_MS // 1000 + 60
 LIMIT_NANOS, UNIT = 10**9, 1000

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from tests.support.examples import examples
 from tests.support.ledger import Clock
 from x402guard import BudgetExhausted, ConfigError, TokenBudget
-from x402guard.ledger.model import NodeState
+from x402guard.kernel.rows import NodeState
 from x402guard.stores import open_store
 from x402guard.tools import token_budget as context
 

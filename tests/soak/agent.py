@@ -35,7 +35,7 @@ from x402guard import (
     Timeouts,
     X402GuardError,
 )
-from x402guard.ledger.model import Hold
+from x402guard.kernel.rows import Hold
 from x402guard.ledger.store import LedgerStore
 from x402guard.stores import open_store
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from x402guard.kernel.change_set import Scope
+
+from x402guard.kernel.table import Void
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.transitions import Void, apply
-from x402guard.ledger.view import Scope
+from x402guard.ledger.transitions import apply
 
 
 def _forget(store: LedgerStore) -> None:

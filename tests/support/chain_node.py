@@ -5,9 +5,8 @@ from eth_hash.auto import keccak
 
 from tests.support.ledger import PAYEE, PAYER, START_MS, an_intent
 from x402guard.chain.rpc import selector
-from x402guard.frozen import replace
-from x402guard.x402.schemes.exact import EXACT_PROXY
-from x402guard.x402.schemes.upto import UPTO_PROXY
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.typed_data import EXACT_PROXY, UPTO_PROXY
 
 TX = "0x" + "ab" * 32
 OTHER = "0x857b06519E91e3A54538791bDbb0E22373e36b66"

@@ -11,8 +11,8 @@ from eth_utils.address import to_checksum_address
 from tests.support.merchant import make_guard
 from tests.support.testnet import decoded
 from x402guard import GuardedTransport, LocalSigner
+from x402guard.kernel.typed_data import EXACT_PROXY
 from x402guard.testing.chain_client import ChainClient, calldata
-from x402guard.x402.schemes.exact import EXACT_PROXY
 
 GAS = 600_000
 PRICE = 100_000

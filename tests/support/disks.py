@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from x402guard.ledger.model import WALLET
+from x402guard.kernel.rows import WALLET
 from x402guard.stores import open_store
 
 FULL = 2

@@ -18,12 +18,12 @@ from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.flow.ports import Funds
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Claim
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
-from x402guard.ledger.model import Claim
 from x402guard.llm.answer import AnswerReader
-from x402guard.money import Nanos
 from x402guard.testing import Server
 from x402guard.x402.challenge import read_challenge
 from x402guard.x402.offer import Offer, normalise

@@ -1,12 +1,13 @@
 """Ledger material for tests: a clock to turn, holds without ceremony, and a store opened on it."""
 
+from x402guard.kernel.change_set import Scope
+
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.money import Nanos, dollars_to_nanos
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, Purpose
 from x402guard.ledger.authorize import Refusal, authorize
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import WALLET, Hold, HoldKind, NodeKind, Purpose
 from x402guard.ledger.sessions import NodeRequest, ensure_wallet, open_node
 from x402guard.ledger.transitions import apply
-from x402guard.ledger.view import Scope
-from x402guard.money import Nanos, dollars_to_nanos
 from x402guard.stores import open_store
 
 START_MS = 1_800_000_000_000

@@ -1,8 +1,8 @@
 """What a store tells its outbox."""
 
 from tests.support.ledger import START_MS, a_hold, usd
-from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, Node, NodeKind
-from x402guard.money import Nanos
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, Node, NodeKind
 
 LAST = {"node_id": "s", "seq": 3, "hash": "ab" * 32}
 WHOLE = a_hold(

@@ -10,10 +10,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from x402guard.chain.rpc import selector
-from x402guard.evm import Address
-from x402guard.ledger.intent import Intent
-from x402guard.x402.schemes.exact import EXACT_PROXY
-from x402guard.x402.schemes.upto import UPTO_PROXY
+from x402guard.kernel.evm import Address
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.typed_data import EXACT_PROXY, UPTO_PROXY
 
 _PERMIT: Final = "((address,uint256),uint256,uint256)"
 _PERMIT_2612: Final = "(uint256,uint256,bytes32,bytes32,uint8)"

@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
-from x402guard.evm import Address, checksum_address
+from x402guard.kernel.evm import Address, checksum_address
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.evidence import Cancelled, Settled
-from x402guard.ledger.intent import Intent
 from x402guard.ledger.owner import MOST_AHEAD_MS
-from x402guard.x402.schemes.scheme import PERMIT2
 
 BLOCKS_AT_ONCE: Final = 2_000
 """The maximum number of blocks in one log query: public nodes accept no more."""

@@ -30,12 +30,12 @@ from x402guard.chain.logs import (
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
 from x402guard.chain.settings import Chain, Endpoints, Finality
 from x402guard.errors import ConfigError
-from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
+from x402guard.kernel.evm import Address, is_transaction
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.rows import Hold
+from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Hold
-from x402guard.x402.schemes.scheme import PERMIT2
 
 R = TypeVar("R")
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from x402guard.assets import chain_id_of
 from x402guard.chain.settings import as_endpoints
 from x402guard.errors import ConfigError
-from x402guard.evm import MAX_UINT256, Address, keccak
 from x402guard.http.redaction import hide_url, redacted
+from x402guard.kernel.evm import MAX_UINT256, Address, keccak
 from x402guard.strict_json import read_json
 
 if TYPE_CHECKING:

@@ -13,7 +13,10 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import TASK_STARVED, Node, NodeKind
 from x402guard.ledger.authorize import Refusal, check_open, note_granted
 from x402guard.ledger.delegations import (
     UNANSWERED,
@@ -27,12 +30,10 @@ from x402guard.ledger.delegations import (
     offer,
     revoke,
 )
-from x402guard.ledger.model import TASK_STARVED, Node, NodeKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import open_tokens, tokens_node
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.money import Nanos
+from x402guard.ledger.view import LedgerView
 
 if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskRequest

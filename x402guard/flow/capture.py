@@ -10,13 +10,15 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import Claim, Evidence, Hold, HoldState
+from x402guard.kernel.table import Capture, Correct, Note, Void
 from x402guard.ledger.budgets import trip_session
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
-from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.transitions import apply, has_lapsed
+from x402guard.ledger.view import Change, LedgerView
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of

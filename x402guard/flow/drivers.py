@@ -20,7 +20,6 @@ from anyio.lowlevel import RunVar
 from msgspec import Struct
 
 from x402guard.errors import SignerError
-from x402guard.evm import normalise_signature
 from x402guard.flow.detached import Aside, TooLate, Wakeable, in_event_loop, on_trio
 from x402guard.flow.effects import (
     Ask,
@@ -40,10 +39,12 @@ from x402guard.flow.effects import (
     Transact,
 )
 from x402guard.flow.ports import Signer, Slot
-from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
-from x402guard.ledger.model import Hold
-from x402guard.ledger.view import Change, LedgerView, Notice, Scope
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.evm import normalise_signature
+from x402guard.kernel.rows import Hold
+from x402guard.kernel.sealed import Sealed, forgetting
+from x402guard.ledger.view import Change, LedgerView, Notice
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from x402guard.evm import Address
+from x402guard.kernel.evm import Address
+from x402guard.kernel.rows import Hold
+from x402guard.kernel.signer import HoldLookup
 from x402guard.ledger.evidence import Finding, Unreadable
-from x402guard.ledger.model import Hold
-
-HoldLookup = Callable[[str], Hold | None]
-"""Reads one committed hold by its id."""
 
 
 class Slot(Protocol):

@@ -14,7 +14,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
-from x402guard.ledger.model import WALLET
+from x402guard.kernel.rows import WALLET
 from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering

@@ -15,9 +15,9 @@ from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
 from x402guard.guard.arguments import gone_instances
 from x402guard.guard.opening import Basis, opener_of
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.inputs import Input
-from x402guard.money import Nanos
 from x402guard.tools.token_budget import TokenBudget
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG, Shell, WritesLate
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
 from x402guard.guard.arguments import (
     Mode,
@@ -41,16 +40,18 @@ from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.lost import enter_ends
-from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.store import LedgerStore, MayBeAway
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView
 from x402guard.llm import Metering
-from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER

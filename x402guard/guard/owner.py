@@ -31,11 +31,13 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.budgets import as_line, unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
-from x402guard.ledger.model import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.owner import check_reason, known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
@@ -43,9 +45,8 @@ from x402guard.ledger.questions import approval_mark, close_unanswered, give_ans
 from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView
 from x402guard.ledger.watch import Limits
-from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
 from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low

@@ -19,7 +19,6 @@ from x402guard.flow.context import Context
 from x402guard.flow.drivers import finish_closing, run_in_daemon_thread, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
-from x402guard.frozen import replace
 from x402guard.guard.agent import Endings
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
@@ -36,15 +35,16 @@ from x402guard.guard.opening import (
     parse_limit,
     undoing_ids,
 )
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.rows import Node, NodeKind
 from x402guard.ledger.authorize import OUTLIVES_CHILD
-from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.queries import Prediction, prediction_of
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import ModelPrice
-from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of

@@ -14,9 +14,10 @@ from typing import Any, Final
 from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import IllegalTransition
-from x402guard.frozen import read_struct, readable, replace
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.frozen import read_struct, readable, replace
 from x402guard.ledger.sessions import Closing, Ending, close_node, ending_of
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 
 
 class ActionState(StrEnum):

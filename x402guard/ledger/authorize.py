@@ -11,8 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
-from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import (
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import MAX_NANOS, Nanos, format_dollars
+from x402guard.kernel.rows import (
     ALL_STARVED,
     NOTHING,
     OVER,
@@ -24,9 +25,10 @@ from x402guard.ledger.model import (
     NodeKind,
     NodeState,
 )
-from x402guard.ledger.transitions import Lapse, apply, begin
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import MAX_NANOS, Nanos, format_dollars
+from x402guard.kernel.table import Lapse
+from x402guard.ledger.budgets import find_shortfall
+from x402guard.ledger.transitions import apply, begin
+from x402guard.ledger.view import LedgerView
 
 BUDGET: Final = "budget"
 """The rule of the budget limits. It is an invariant of the ledger, so it applies even with an empty policy."""

@@ -18,9 +18,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import Hold, Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView
-from x402guard.money import Nanos, format_dollars
 
 KILL_SWITCH: Final = "kill_switch"
 OVERSHOOT: Final = "overshoot"

@@ -14,12 +14,13 @@ from typing import Any, Final
 from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import ConfigError, IllegalTransition
-from x402guard.frozen import read_struct, readable, replace
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.frozen import read_struct, readable, replace
+from x402guard.kernel.rows import OVER, Node, NodeState
 from x402guard.ledger.authorize import check_open
 from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
-from x402guard.ledger.model import OVER, Node, NodeState
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 
 
 class DelegationState(StrEnum):

@@ -13,15 +13,17 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.evm import Address, is_transaction
-from x402guard.frozen import replace
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.evm import Address, is_transaction
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import NOTHING, Claim, Evidence, Hold, HoldState
+from x402guard.kernel.table import Capture, Correct, Expire, Note, Reopen, Void
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
-from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
+from x402guard.ledger.transitions import CANCELLED, apply, was_cancelled
 from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 
 MAX_AHEAD_S: Final = 900
 """The maximum number of seconds that a block's time may be ahead of the ledger's clock to be believed."""

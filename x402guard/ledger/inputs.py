@@ -13,8 +13,9 @@ from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 
 from x402guard.errors import ConfigError
-from x402guard.frozen import read_struct, readable, replace
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.frozen import read_struct, readable, replace
+from x402guard.ledger.view import LedgerView
 
 MOST_INPUTS: Final = 100
 """The most questions to one session that are open at a time."""

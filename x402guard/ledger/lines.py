@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.evm import is_transaction
+from x402guard.kernel.evm import is_transaction
+from x402guard.kernel.rows import Entry, HoldKind
 from x402guard.ledger.evidence import transaction_of
-from x402guard.ledger.model import Entry, HoldKind
 
 _ENDS: Final = frozenset({"capture", "lapse", "correct", "void", "expire"})
 _NAMED_BY: Final[Mapping[str, str]] = {HoldKind.PAYMENT: "host", HoldKind.LLM: "model", HoldKind.TOOL: "tool"}

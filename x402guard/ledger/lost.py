@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
-from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
-from x402guard.ledger.evidence import claim_settlement
-from x402guard.ledger.model import (
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import (
     WALLET,
     Claim,
     Delivery,
@@ -24,10 +24,12 @@ from x402guard.ledger.model import (
     NodeKind,
     Purpose,
 )
+from x402guard.kernel.table import Capture, Correct, Note
+from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
+from x402guard.ledger.evidence import claim_settlement
 from x402guard.ledger.purchases import hand_over, lose, presentation_of, take_back
-from x402guard.ledger.transitions import Capture, Correct, Note, apply, begin
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.money import Nanos
+from x402guard.ledger.transitions import apply, begin
+from x402guard.ledger.view import Change, LedgerView
 
 RESTORED: Final = "a lost ledger"
 ARCHIVED: Final = "an archived call"
@@ -274,7 +276,7 @@ def _count_archived(view: LedgerView, end: LateEnd, bill: Capture) -> bool:
     late_id = _late_id(end.hold_id)
     if view.hold(late_id) is None:
         facts = {"kind": HoldKind.TOOL, "amount": bill.amount, "tool": ARCHIVED, "deadline": view.now_unix}
-        hold = _in_wallet(view, late_id, bill.amount, ARCHIVED)
+        hold = _in_wallet(view, late_id, Nanos(bill.amount), ARCHIVED)
         apply(view, begin(view, hold, facts).id, bill)
         trip_exceeded(view, WALLET)
     return True

@@ -9,6 +9,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import (
+    WALLET,
+    Node,
+    NodeKind,
+    NodeState,
+)
+from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.budgets import (
     KILL_SWITCH,
     as_line,
@@ -18,16 +27,8 @@ from x402guard.ledger.budgets import (
     trip,
     trip_exceeded,
 )
-from x402guard.ledger.model import (
-    WALLET,
-    Node,
-    NodeKind,
-    NodeState,
-)
 from x402guard.ledger.store import LedgerReads
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.ledger.windows import window_start_ms
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 
 _NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import Delivery, Hold, HoldState
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import Delivery, Hold, HoldState
+from x402guard.ledger.view import LedgerView
 
 DEFAULT_FLIGHT_S: Final = 270
 """Default of ``flight_s``: seconds after which a request without an answer is in doubt; longer than any is waited for."""

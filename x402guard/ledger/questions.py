@@ -8,7 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.kernel.change_set import MarkKey
+from x402guard.ledger.view import LedgerView
 
 
 class Question(Struct, frozen=True):

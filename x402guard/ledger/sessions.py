@@ -10,14 +10,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
-from x402guard.evm import Address
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.evm import Address
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import WALLET, Node, NodeKind, NodeState, Window
+from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.budgets import balance_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
-from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.ledger.windows import window_start_ms
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 
 
 class NodeRequest(Struct, frozen=True):

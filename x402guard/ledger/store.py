@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.view import Change, Scope
+from x402guard.ledger.view import Change
 
 R = TypeVar("R")
 

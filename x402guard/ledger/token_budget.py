@@ -13,12 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
+from x402guard.kernel.table import Capture, Correct, Void
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import note_soft_limits
-from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
-from x402guard.ledger.transitions import Capture, Correct, Void, apply, begin, has_lapsed
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Nanos
+from x402guard.ledger.transitions import apply, begin, has_lapsed
+from x402guard.ledger.view import LedgerView
 
 DEFAULT_TOKENS: Final = 100_000
 """The default total of a token budget."""

@@ -8,8 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Node, NodeKind
-from x402guard.money import Nanos
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Node, NodeKind
 
 _LENDERS: Final = (NodeKind.WALLET, NodeKind.BUDGET)
 

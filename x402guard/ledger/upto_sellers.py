@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.evm import Address
-from x402guard.ledger.model import Hold
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Nanos
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.evm import Address
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Hold
+from x402guard.ledger.view import LedgerView
 
 LAST_SETTLEMENTS: Final = 20
 """How many of a payee's settlements are remembered. If all of them are at the ceiling, the payee does not meter."""

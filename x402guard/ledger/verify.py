@@ -18,13 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.frozen import readable
+from x402guard.kernel.frozen import readable
+from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
-from x402guard.ledger.windows import rolled
 
 MOST_PROBLEMS = 100
 _LEAF: Final = b"\x00"

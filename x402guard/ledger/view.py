@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from msgspec.json import Encoder
 from msgspec.structs import replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.model import Entry, Hold, HoldState, Node, entry_hash
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import Nanos, nanos_to_decimal
+from x402guard.kernel.rows import Entry, Hold, HoldState, Node, entry_hash
+from x402guard.kernel.windows import rolled
 from x402guard.ledger.tree import borrows, lends
-from x402guard.ledger.windows import rolled
-from x402guard.money import Nanos, nanos_to_decimal
 
 R = TypeVar("R")
-
-MarkKey = tuple[str, str]
-"""(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
-
 
 _ENCODED: Final = Encoder(order="sorted").encode
 
@@ -37,39 +34,6 @@ def _as_text(facts: Mapping[str, Any]) -> str:
             .encode("utf-8", "replace")
             .decode()
         )
-
-
-class Scope(Struct, frozen=True):
-    """The rows that a change may read. The store locks and loads these, and no others.
-
-    Attributes:
-        nodes: node ids; all their ancestors are included.
-        holds: hold ids; the node of each and its ancestors are included.
-        purchase: a purchase key; the holds of that key are included that are live or captured, and whose answer was not
-            handed over.
-        named: True if the purchase has a name of the caller's: the last hold of that key is included whose answer was
-            handed over.
-        marks: keys of marks.
-        out: (network, token): the sum of their payments is included that are live, and that no server has claimed.
-        sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
-            HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
-            block that is not final yet.
-        live_first: see ``sweep``; HELD ones first, because they take budget.
-        flight_ms: see ``sweep``.
-        durable: True if the change restrains (authorize, trip, a lower limit, an upward correction) and therefore must
-            survive a power cut; False if it only frees or notes.
-    """
-
-    nodes: tuple[str, ...] = ()
-    holds: tuple[str, ...] = ()
-    purchase: str | None = None
-    named: bool = False
-    marks: tuple[MarkKey, ...] = ()
-    out: tuple[tuple[str, str], ...] = ()
-    sweep: int = 0
-    live_first: bool = False
-    flight_ms: int = 0
-    durable: bool = False
 
 
 Severity = Literal["info", "warning", "critical"]

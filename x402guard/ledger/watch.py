@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.inputs import Input, Wait, input_of, wait_mark
-from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.questions import answer_of
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 
 WATCHDOG: Final = "watchdog"
 """The word of a run that the watchdog has tripped."""

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
-from x402guard.ledger.model import Evidence
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Evidence
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.ceiling import (
     DEAREST_TIER,
@@ -30,7 +31,6 @@ from x402guard.llm.prices import TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
-from x402guard.money import Nanos
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}

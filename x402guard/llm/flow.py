@@ -32,10 +32,11 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
-from x402guard.frozen import replace
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Evidence, Hold, HoldKind
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence, Hold, HoldKind
-from x402guard.ledger.view import MarkKey, Notice
+from x402guard.ledger.view import Notice
 from x402guard.llm.answer import AnswerReader
 from x402guard.llm.authorize import Granted, call_id, call_marks, call_scope, call_step, fix_price, grant_call
 from x402guard.llm.bill import bill_answer

@@ -10,12 +10,12 @@ from msgspec import Struct
 
 from x402guard.errors import Unpriced
 from x402guard.flow.request import split_path
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
 from x402guard.llm.prices import RegisteredBook, TokenCounter
 from x402guard.llm.routes import Route, find_endpoint, find_route
 from x402guard.llm.settings import Metering, place_of
-from x402guard.money import Nanos
 from x402guard.policy.patterns import plain_host, readings
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(

@@ -15,17 +15,19 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
-from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Purpose
+from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.model import NOTHING, Hold, HoldKind, Purpose
 from x402guard.ledger.token_budget import count_tokens, soft_mark
-from x402guard.ledger.transitions import Capture, apply, begin
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.transitions import apply, begin
+from x402guard.ledger.view import LedgerView
 from x402guard.llm.ceiling import Rates
 from x402guard.llm.meter import Meter
 from x402guard.llm.reported import Statement, price_statement
-from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step, bare_key, messages_key
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 from x402guard.errors import Unpriced
 from x402guard.flow.capture import Bill
 from x402guard.flow.ports import Usage
+from x402guard.kernel.money import MAX_NANOS, Nanos
+from x402guard.kernel.rows import Evidence
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.llm.bill import billed_rates, cost_of
 from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, whole_nanos
@@ -22,7 +23,6 @@ from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call
 from x402guard.llm.routes import Dialect, Flavour, MeteredHost, Route
 from x402guard.llm.usage import Stated, check_parts, read_usage, tools_run
-from x402guard.money import MAX_NANOS, Nanos
 
 _UNIT: Final = re.compile(
     r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",

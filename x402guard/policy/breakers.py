@@ -13,9 +13,10 @@ from typing import Any, Final
 from typing_extensions import override
 
 from x402guard.errors import CircuitOpen
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import HoldKind
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
 from x402guard.policy.steps import Step, shown_host

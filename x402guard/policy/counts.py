@@ -8,8 +8,9 @@ from typing import Final
 from msgspec import Struct
 from typing_extensions import override
 
+from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step, is_named
 

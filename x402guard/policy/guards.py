@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.authorize import Refusal, enforced
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.settings import Policy
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import Step

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import NOTHING
 from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.budgets import unlent
-from x402guard.ledger.model import NOTHING
 from x402guard.ledger.view import LedgerView
-from x402guard.money import Nanos
 from x402guard.policy.approvals import judge_sum
 from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import judge_rules

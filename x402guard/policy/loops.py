@@ -14,9 +14,10 @@ from typing import Any, Final
 from typing_extensions import override
 
 from x402guard.errors import ConfigError, LoopDetected
+from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_flag, check_whole
 from x402guard.policy.patterns import check_patterns
 from x402guard.policy.step_guard import StepEnd, StepGuard

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from x402guard.ledger.model import Entry, HoldKind
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import Entry, HoldKind
 from x402guard.ledger.store import LedgerReads
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.counts import Counts
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import Step, short_route, whole_routes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.store import LedgerReads
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.velocity import window_ms
 
 _BREAKER: Final = "breaker"

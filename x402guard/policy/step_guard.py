@@ -7,8 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.steps import Step
 
 Outcome = Literal["ok", "failed", "unknown"]

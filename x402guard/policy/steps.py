@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from x402guard.ledger.model import NOTHING, Hold, HoldKind
-from x402guard.ledger.view import MarkKey
-from x402guard.money import Nanos
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import NOTHING, Hold, HoldKind
 from x402guard.policy.patterns import (
     is_route,
     matches_name,

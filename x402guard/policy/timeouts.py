@@ -8,10 +8,11 @@ from typing import Final
 from typing_extensions import override
 
 from x402guard.errors import SessionTripped
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
-from x402guard.ledger.model import HoldKind
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
 from x402guard.policy.steps import Step, reset_mark

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct, to_builtins
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Entry, Hold, Node, NodeKind
+from x402guard.kernel.rows import Entry, Hold, Node, NodeKind
 from x402guard.ledger.queries import has_ended
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import path as path_of

@@ -18,7 +18,8 @@ from contextvars import copy_context
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.view import Change, LedgerView, Scope
+from x402guard.kernel.change_set import Scope
+from x402guard.ledger.view import Change, LedgerView
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.views import Rows, StoreClock, check_change, load_view
 

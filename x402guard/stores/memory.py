@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.evidence import is_unsettled
-from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.tree import below, path, without_idle
-from x402guard.ledger.view import Change, LedgerView, Scope
+from x402guard.ledger.view import Change, LedgerView
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.views import StoreClock, check_change, load_view
 

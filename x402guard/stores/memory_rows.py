@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
-from x402guard.ledger.model import Delivery, Evidence, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import Delivery, Evidence, Hold, HoldState, Node
+from x402guard.ledger.view import LedgerView
 from x402guard.stores.views import lapses, least_checked
 
 _HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED

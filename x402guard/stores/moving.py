@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.ledger.model import WALLET
+from x402guard.kernel.rows import WALLET
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit

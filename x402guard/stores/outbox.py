@@ -22,8 +22,8 @@ from msgspec.structs import asdict, replace
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState, Node
 from x402guard.ledger.lost import LateEnd, Written
-from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState, Node
 from x402guard.ledger.purchases import presentation_of
 from x402guard.ledger.tree import path
 from x402guard.stores.outbox_file import ENDING, OutboxFile, alone, is_free, open_file, remove_file

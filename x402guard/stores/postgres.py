@@ -27,9 +27,10 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.rows import WALLET, Hold
 from x402guard.ledger.lost import ROLLED_BACK_MARK, count_again, enter_ends, trip_rolled_back
-from x402guard.ledger.model import WALLET, Hold
-from x402guard.ledger.view import Change, LedgerView, Notice, Scope
+from x402guard.ledger.view import Change, LedgerView, Notice
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder

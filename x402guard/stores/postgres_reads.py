@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from x402guard.ledger.model import Node
+from x402guard.kernel.rows import Node
 from x402guard.ledger.tree import path, without_idle
 from x402guard.stores.postgres_schema import BUSY, SCHEMA
 from x402guard.stores.postgres_server import Server, unavailable

@@ -10,8 +10,9 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 from typing_extensions import override
 
-from x402guard.ledger.model import Entry, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.rows import Entry, Hold, HoldState, Node
+from x402guard.ledger.view import LedgerView
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.view import Change, Scope
+from x402guard.kernel.change_set import Scope
+from x402guard.ledger.view import Change
 from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import (
     foreign,

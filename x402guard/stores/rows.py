@@ -9,8 +9,10 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import asdict, astuple
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import (
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import (
     Claim,
     Delivery,
     Entry,
@@ -23,9 +25,7 @@ from x402guard.ledger.model import (
     NodeState,
     Purpose,
 )
-from x402guard.ledger.view import MarkKey
-from x402guard.ledger.windows import check_window
-from x402guard.money import Nanos
+from x402guard.kernel.windows import check_window
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, TypeVar
 
+from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.evidence import UNSHOWN_S
-from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS, STEPS
 from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.tree import path

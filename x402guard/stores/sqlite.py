@@ -20,9 +20,10 @@ from msgspec import to_builtins
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Hold
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.rows import Hold
 from x402guard.ledger.verify import Checked
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.ledger.view import LedgerView
 from x402guard.stores.audit import QUIET_MARK, Query, Quiet, audit, audit_since, checked_mark
 from x402guard.stores.file_errors import (
     LOST,

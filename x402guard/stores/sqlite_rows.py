@@ -9,8 +9,9 @@ from itertools import chain
 from math import inf
 from typing import Any, Final
 
-from x402guard.ledger.model import Entry, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import Entry, Hold, HoldState, Node
+from x402guard.ledger.view import LedgerView
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,

@@ -8,9 +8,10 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.model import Hold, HoldState, Node, NodeKind
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.rows import Hold, HoldState, Node, NodeKind
 from x402guard.ledger.purchases import instance_mark
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.ledger.view import LedgerView
 
 _LAST_MS: Final = attrgetter("last_ms")
 _ID: Final = attrgetter("id")

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from x402guard.flow.background import Background
 from x402guard.flow.shell import LOG
 from x402guard.http.redaction import redacted
-from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState
+from x402guard.kernel.rows import Entry, Hold, HoldKind, HoldState
 from x402guard.telemetry.calls import (
     ENDS,
     EVIDENCE,

@@ -18,12 +18,14 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Purpose
+from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
-from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
-from x402guard.ledger.transitions import Capture, apply
-from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, objection, verdict_facts, verdict_of
 from x402guard.policy.reach import judge_reach

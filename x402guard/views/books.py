@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from x402guard.errors import ConfigError
+from x402guard.kernel.rows import Entry, Node, NodeKind
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.model import Entry, Node, NodeKind
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.token_budget import tokens_node

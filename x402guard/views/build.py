@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
+from x402guard.kernel.rows import Node, NodeKind
+from x402guard.kernel.windows import window_end_ms
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.tree import path, remaining
-from x402guard.ledger.windows import window_end_ms
 from x402guard.views import groups
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.happened import calls_of, lanes_of, marks_of, series_of

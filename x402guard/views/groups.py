@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from x402guard.ledger.model import Node, NodeKind, NodeState
+from x402guard.kernel.rows import Node, NodeKind, NodeState
+from x402guard.kernel.windows import zone
 from x402guard.ledger.tree import path
-from x402guard.ledger.windows import zone
 from x402guard.views.books import Books
 from x402guard.views.model import EVIDENCE, MOST_ROWS, Customer, Day, Row, Sums
 from x402guard.views.taken import Home, Period, Refused, Taken

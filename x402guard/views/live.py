@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.evidence import named_transaction
-from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore

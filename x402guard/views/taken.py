@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.kernel.rows import Evidence, HoldKind, Node, NodeKind
 from x402guard.ledger.authorize import REFUSAL_SAMPLES
 from x402guard.ledger.lines import HoldLine
-from x402guard.ledger.model import Evidence, HoldKind, Node, NodeKind
 from x402guard.ledger.tree import path
 from x402guard.views.books import Books
 

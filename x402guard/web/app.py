@@ -21,7 +21,7 @@ from starlette.types import Message, Send
 
 from x402guard.errors import ConfigError, X402GuardError
 from x402guard.guard.owner import Owner
-from x402guard.ledger.model import WALLET
+from x402guard.kernel.rows import WALLET
 from x402guard.views.live_page import Choice, live_page, sections
 from x402guard.views.page import policy_of
 from x402guard.views.words import printable

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from x402guard.errors import ConfigError, SignerError
-from x402guard.evm import Address, normalise_signature
 from x402guard.flow.shell import Shell
-from x402guard.ledger.model import Hold, HoldState
-from x402guard.ledger.view import LedgerView, Scope
-from x402guard.x402.schemes.cancellation import cancellation_call
+from x402guard.kernel.cancellation import cancellation_call
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.evm import Address, normalise_signature
+from x402guard.kernel.rows import Hold, HoldState
+from x402guard.ledger.view import LedgerView
 
 
 @dataclass(frozen=True, slots=True)

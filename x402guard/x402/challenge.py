@@ -15,17 +15,15 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
 from x402guard.flow.request import RequestFacts, routes_of
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.typed_data import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.ledger.authorize import Refusal
-from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
 from x402guard.x402.offer import Offer, Stated, conflicts_with, normalise, offers_in, stated_in
 from x402guard.x402.offer_rules import Case, judge_offer
-from x402guard.x402.schemes.exact import EXACT_PROXY
-from x402guard.x402.schemes.scheme import PERMIT2
-from x402guard.x402.schemes.upto import UPTO_PROXY
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
     MOST_KEPT_CHARS,

@@ -41,14 +41,14 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
-from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import format_dollars
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
+from x402guard.kernel.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
-from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
 from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen

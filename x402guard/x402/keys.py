@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import coincurve
 
-from x402guard.evm import ORDER, Address, checksum_address, keccak
+from x402guard.kernel.evm import ORDER, Address, checksum_address, keccak
 from x402guard.strict_json import NotReadable, read_object
 
 KEY_BYTES: Final = 32

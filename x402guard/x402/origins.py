@@ -8,10 +8,11 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from x402guard.flow.request import RequestFacts, route_of
+from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import Hold
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Hold
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.patterns import host_name
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer

@@ -15,9 +15,11 @@ from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
+from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import (
     bought_before,
     close_purchase,
@@ -28,8 +30,7 @@ from x402guard.ledger.purchases import (
     take_over,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.approvals import (
     judge_unapproved,
     note_unapproved,

@@ -13,6 +13,10 @@ from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncerta
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.rows import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
+from x402guard.kernel.table import Note, Void
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
@@ -26,12 +30,10 @@ from x402guard.ledger.evidence import (
     weigh_marks,
 )
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
 from x402guard.ledger.purchases import in_doubt, lose, presentation_of
-from x402guard.ledger.transitions import Note, Void, apply
+from x402guard.ledger.transitions import apply
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import Nanos, format_dollars
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.approvals import give_unapproved_back, unapproved_mark
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd

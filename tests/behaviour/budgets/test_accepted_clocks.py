@@ -12,13 +12,13 @@ from tests.support.merchant import URL, Shop, accept, client, make_guard, requir
 from x402guard import Breaker, PaymentRefused, Policy, SessionClosed, Velocity
 from x402guard.delegation.messages import TaskRequest
 from x402guard.guard.clock import accept_clock
+from x402guard.kernel.rows import WALLET, Evidence, Hold, NodeKind, Window
+from x402guard.kernel.table import Capture, Lapse, Void
+from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.evidence import Unused, weigh, weigh_marks
-from x402guard.ledger.model import WALLET, Evidence, Hold, NodeKind, Window
 from x402guard.ledger.sessions import NodeRequest, open_node
-from x402guard.ledger.transitions import Capture, Lapse, Void
 from x402guard.ledger.verify import verify_windows
-from x402guard.ledger.windows import window_start_ms
 from x402guard.stores import open_store
 
 DAY_S = 86_400

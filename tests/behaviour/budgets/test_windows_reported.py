@@ -5,8 +5,8 @@ import pytest
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import Shop, client, make_guard
 from x402guard import SettlementUncertain
-from x402guard.ledger.model import Window
-from x402guard.ledger.windows import window_end_ms, window_start_ms
+from x402guard.kernel.rows import Window
+from x402guard.kernel.windows import window_end_ms, window_start_ms
 from x402guard.stores import open_store
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.merchant import URL, Shop, client, make_guard, receipt, required
 from x402guard import ConfigError, Loop, LoopDetected, Policy, PolicyDenied, Risk, Rule, X402GuardError
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
 from x402guard.policy.verdicts import Subject
 
 URL_OF_BANK = "https://bank.example/v1/refund"

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 
 import anyio
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
 from tests.support.ledger import Clock
@@ -18,7 +19,6 @@ from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard import Policy
 from x402guard.flow.drivers import run
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
-from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.web.access import Access
 from x402guard.web.hops import Hops

@@ -12,7 +12,7 @@ from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required
 from tests.support.refusals import Chunks, fetch
 from x402guard import GuardedTransport, PolicyDenied, SettlementUncertain
-from x402guard.ledger.model import Delivery
+from x402guard.kernel.rows import Delivery
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 PAID = {"PAYMENT-RESPONSE": b64(receipt())}

@@ -9,7 +9,7 @@ import pytest
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required
 from tests.support.refusals import Chunks
 from x402guard import AsyncGuardedTransport, GuardedTransport, PolicyDenied
-from x402guard.ledger.model import Delivery
+from x402guard.kernel.rows import Delivery
 
 PAID = {"PAYMENT-RESPONSE": b64(receipt())}
 

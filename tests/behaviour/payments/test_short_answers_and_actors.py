@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing, suppress
 
 import httpx
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
 from tests.support.ledger import Clock
@@ -13,9 +14,8 @@ from tests.support.refusals import Chunks
 from x402guard import ConfigError, Policy, X402GuardError
 from x402guard.flow.drivers import run
 from x402guard.guard.owner import Owner
+from x402guard.kernel.rows import Delivery
 from x402guard.ledger.evidence import Settled, Unused, Used, weigh, weigh_marks
-from x402guard.ledger.model import Delivery
-from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.settlement import sweep
 

@@ -9,7 +9,7 @@ from tests.support.merchant import URL, Shop, async_client, b64, client, make_gu
 from tests.support.refusals import Chunks
 from x402guard import GuardedTransport, LedgerUnavailable
 from x402guard.flow.drivers import run
-from x402guard.ledger.model import Claim, Delivery, HoldState
+from x402guard.kernel.rows import Claim, Delivery, HoldState
 from x402guard.stores import open_store
 from x402guard.x402.settlement import Doubt, note_doubt, write_claim
 

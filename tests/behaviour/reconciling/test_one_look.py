@@ -6,6 +6,7 @@ from decimal import Decimal
 from threading import Barrier
 
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
 from tests.support.ledger import Clock
@@ -24,9 +25,9 @@ from tests.support.merchant import (
 )
 from x402guard import Asset, IllegalTransition
 from x402guard.flow.ports import OutgoingTransfer, Transfers
+from x402guard.kernel.table import Void
 from x402guard.ledger.evidence import Settled, Unreadable, weigh
-from x402guard.ledger.transitions import Void, apply
-from x402guard.ledger.view import Scope
+from x402guard.ledger.transitions import apply
 from x402guard.stores import open_store
 from x402guard.x402 import settlement
 

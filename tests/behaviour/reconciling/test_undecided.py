@@ -5,15 +5,15 @@ from functools import partial
 
 import httpx
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import PAYEE, PAYER, START_MS, a_hold, an_intent
 from tests.support.merchant import OTHER_PAYEE, URL, Shop, client, make_guard
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import AskChain, Transact
 from x402guard.flow.ports import HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
 from x402guard.ledger.evidence import Settled, Used, note_unshown, weigh, weigh_marks
-from x402guard.ledger.view import Scope
 from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
 
 TRANSFER = OutgoingTransfer("0x" + "ab" * 32, 1, PAYEE, 100_000, block=7)

@@ -10,8 +10,8 @@ from tests.support.ledger import PAYER, START_MS
 from x402guard.chain.logs import outgoing_logs
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
+from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
-from x402guard.x402.schemes.scheme import PERMIT2
 
 USED = "0x" + keccak(b"AuthorizationUsed(address,bytes32)").hex()
 CANCELED = "0x" + keccak(b"AuthorizationCanceled(address,bytes32)").hex()

@@ -10,8 +10,8 @@ from tests.unit.chain.test_several_nodes import Stated, a_hold_of, reader_of
 from x402guard.chain import rpc
 from x402guard.chain.logs import CANCELED, TRANSFER, USED
 from x402guard.chain.rpc import ChainUnreadable
+from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.evidence import Unreadable, Unused
-from x402guard.x402.schemes.scheme import PERMIT2
 
 INTENT = INTENTS["exact permit2"]
 AFTER = INTENT.valid_until + 1

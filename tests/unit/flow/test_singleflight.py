@@ -10,9 +10,9 @@ from tests.support.ledger import a_hold
 from x402guard.flow import singleflight
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Claim
 from x402guard.ledger.evidence import Unused
-from x402guard.ledger.model import Claim
 
 ONE, OTHER = a_hold("h1"), a_hold("h2")
 

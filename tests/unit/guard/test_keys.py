@@ -9,8 +9,8 @@ from eth_account import Account
 
 from tests.support.merchant import KEY, PAYER
 from x402guard import ConfigError, Guard, LocalSigner
-from x402guard.evm import ORDER
 from x402guard.guard.settings import load_settings
+from x402guard.kernel.evm import ORDER
 from x402guard.x402.signer import address_in
 
 WORDS = "test " * 11 + "junk"

@@ -4,11 +4,11 @@ import pytest
 
 from tests.support.ledger import Books, usd
 from x402guard.errors import ConfigError, IllegalTransition
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Evidence, HoldKind, NodeState
+from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import Refusal, note_refusal, refused_mark
-from x402guard.ledger.model import Evidence, HoldKind, NodeState
 from x402guard.ledger.sessions import Closing, close_node, ensure_wallet
-from x402guard.ledger.transitions import Capture, Void
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.support.ledger import Books, a_hold, usd
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeState
+from x402guard.kernel.table import Capture, Expire
 from x402guard.ledger.lost import Written, count_again, trip_rolled_back
-from x402guard.ledger.model import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeState
-from x402guard.ledger.transitions import Capture, Expire
-from x402guard.money import Nanos
 
 
 def lost(hold_id, amount="$0.10", **changes):

@@ -3,7 +3,10 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
+from x402guard.kernel.table import Note
+from x402guard.kernel.windows import check_window
 from x402guard.ledger.evidence import (
     EXPOSED,
     Cancelled,
@@ -15,10 +18,7 @@ from x402guard.ledger.evidence import (
     weigh,
     weigh_marks,
 )
-from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.sessions import NodeRequest, open_node
-from x402guard.ledger.transitions import Note
-from x402guard.ledger.windows import check_window
 
 NOW = START_MS // 1000
 ONE, TWO, THREE = "0x" + "11" * 32, "0x" + "22" * 32, "0x" + "33" * 32

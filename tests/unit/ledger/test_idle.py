@@ -7,13 +7,13 @@ from itertools import chain
 import pytest
 
 from tests.support.ledger import Books, usd
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import Evidence, HoldKind, NodeKind, NodeState, Window
+from x402guard.kernel.table import Capture, Correct, Void
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, room_on_path, trip
-from x402guard.ledger.model import Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
-from x402guard.ledger.transitions import Capture, Correct, Void
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.verify import Balances, verify_balances, verify_journal
 from x402guard.stores.memory import MemoryStore

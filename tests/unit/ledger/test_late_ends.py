@@ -9,13 +9,13 @@ from tests.support.ledger import Books, a_hold, an_intent, usd
 from tests.support.merchant import make_guard
 from x402guard import Policy
 from x402guard.flow.capture import Bill, capture_bill
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, NodeState
+from x402guard.kernel.table import Capture, Expire, Lapse
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.lost import LateEnd, to_enter, write_end
-from x402guard.ledger.model import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, NodeState
 from x402guard.ledger.purchases import close_purchase, lose, presentation_of, take_over
-from x402guard.ledger.transitions import Capture, Expire, Lapse
-from x402guard.money import Nanos
 from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.settlement import Doubt, note_doubt, write_claim
 

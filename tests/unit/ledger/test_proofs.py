@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, an_intent, usd
+from x402guard.kernel.rows import Claim, Evidence
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,
@@ -15,7 +16,6 @@ from x402guard.ledger.evidence import (
     weigh,
     weigh_marks,
 )
-from x402guard.ledger.model import Claim, Evidence
 from x402guard.ledger.upto_sellers import ceiling_mark
 
 NOW = START_MS // 1000

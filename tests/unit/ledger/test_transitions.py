@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.ledger import START_MS, Books, usd
 from x402guard.errors import IllegalTransition
+from x402guard.kernel.rows import Claim, Evidence, HoldKind, HoldState, NodeState
+from x402guard.kernel.table import TABLE, Capture, Correct, Expire, Lapse, Note, Void
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Claim, Evidence, HoldKind, HoldState, NodeState
-from x402guard.ledger.transitions import TABLE, Capture, Correct, Expire, Lapse, Note, Void
 
 DIME, CENT = usd("$0.10"), usd("$0.01")
 PAST = START_MS // 1000 + 61

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.ledger import usd
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import WALLET, Node, NodeKind
+from x402guard.kernel.rows import WALLET, Node, NodeKind
 from x402guard.ledger.tree import below, path
 
 

@@ -6,12 +6,12 @@ import itertools
 import pytest
 
 from tests.support.ledger import Books, Clock, a_hold, an_intent, usd
-from x402guard.frozen import replace
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import WALLET, Evidence, HoldKind, NodeKind, Window
+from x402guard.kernel.table import Capture, Correct, Lapse, Note
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.evidence import Settled, Used, weigh, weigh_marks
-from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, Window
 from x402guard.ledger.sessions import NodeRequest, open_node
-from x402guard.ledger.transitions import Capture, Correct, Lapse, Note
 from x402guard.ledger.verify import verify_windows
 
 TRANSACTION = "0x" + "ab" * 32

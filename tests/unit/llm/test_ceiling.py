@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from x402guard import Metering, ModelPrice
+from x402guard.kernel.rows import Evidence
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence
 from x402guard.llm import tiktoken_counter
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.bill import bill_answer

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Loop
-from x402guard.frozen import replace
-from x402guard.ledger.model import HoldKind, NodeState
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.rows import HoldKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.loops import forget_before
 from x402guard.policy.step_guard import StepEnd

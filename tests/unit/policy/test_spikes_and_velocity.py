@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Policy, Spike, Velocity, VelocityExceeded
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
 from x402guard.policy.guards import give_step_back, guard_marks, judge_step, note_taken
 from x402guard.policy.steps import Step
 from x402guard.policy.velocity import price_route

@@ -11,7 +11,7 @@ from x402guard.cli.arguments import seconds
 from x402guard.cli.watchdog import watchdog
 from x402guard.flow.admission import LONGEST_WAIT_S
 from x402guard.http.deadline import Watch
-from x402guard.ledger.model import HoldKind
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.steps import Step, run_of

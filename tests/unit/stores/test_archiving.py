@@ -20,14 +20,14 @@ from tests.support.ledger import Books
 from tests.support.merchant import make_guard
 from x402guard import LedgerUnavailable, SessionTripped
 from x402guard.cli import ledger as commands
-from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.guard.signed_report import Anchor
-from x402guard.ledger.model import Delivery, Evidence, HoldKind
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Delivery, Evidence, HoldKind
+from x402guard.kernel.table import Capture
 from x402guard.ledger.purchases import close_purchase, hand_over, lose
 from x402guard.ledger.sessions import Closing, close_node
-from x402guard.ledger.transitions import Capture
-from x402guard.money import Nanos
 from x402guard.stores import archiving, open_store
 
 pytestmark = pytest.mark.xdist_group("postgres")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import a_hold
 from x402guard import LedgerUnavailable
@@ -16,7 +17,6 @@ from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.evidence import Unused
 from x402guard.ledger.sessions import ensure_wallet
-from x402guard.ledger.view import Scope
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
 from x402guard.stores import group_commit, sqlite

@@ -4,9 +4,10 @@ import pytest
 
 from tests.support.ledger import Books, Clock, a_hold, usd
 from x402guard.errors import IllegalTransition
+from x402guard.kernel.rows import Evidence, HoldKind, HoldState
+from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import lapse_due
-from x402guard.ledger.model import Evidence, HoldKind, HoldState
-from x402guard.ledger.transitions import Capture, Void, apply, begin
+from x402guard.ledger.transitions import apply, begin
 from x402guard.stores.sqlite_rows import SqliteRows
 
 TOOL = {"kind": HoldKind.TOOL}

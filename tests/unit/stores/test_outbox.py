@@ -12,14 +12,14 @@ import pytest
 from tests.support.ledger import START_MS, a_hold, an_intent, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.errors import LedgerUnavailable
-from x402guard.frozen import replace
-from x402guard.ledger.model import (
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import (
     WALLET,
     HoldKind,
     HoldState,
     Purpose,
 )
-from x402guard.money import Nanos
 from x402guard.stores import outbox, outbox_file
 from x402guard.stores.outbox import Kept, Outbox, left_behind, outbox_folder
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.ledger import START_MS, a_hold, usd
 from tests.support.outbox import LAST, WHOLE, Rows
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Claim, Delivery, Evidence
+from x402guard.kernel.table import Capture
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import Claim, Delivery, Evidence
-from x402guard.ledger.transitions import Capture
-from x402guard.money import Nanos
 from x402guard.stores import outbox_file
 from x402guard.stores.outbox import Outbox, left_behind
 

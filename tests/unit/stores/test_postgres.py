@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres, processes
 from tests.support.command_line import typed
@@ -16,7 +17,6 @@ from tests.support.merchant import Shop, client, make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import Scope
 from x402guard.stores import ledger_exists, open_store
 from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
 from x402guard.stores.postgres_server import as_unavailable

@@ -10,9 +10,9 @@ import pytest
 from tests.support import processes
 from tests.support.ledger import Books, a_hold, usd
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
+from x402guard.kernel.rows import Evidence
+from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal, authorize
-from x402guard.ledger.model import Evidence
-from x402guard.ledger.transitions import Capture
 from x402guard.stores import open_store
 from x402guard.stores.sqlite import SqliteStore
 

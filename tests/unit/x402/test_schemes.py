@@ -10,9 +10,10 @@ from msgspec import to_builtins
 
 from tests.support.merchant import URL, required
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.evm import normalise_signature, parse_address
+from x402guard.kernel.evm import normalise_signature, parse_address
+from x402guard.kernel.typed_data import typed_data
 from x402guard.x402.offer import Offer, normalise
-from x402guard.x402.schemes import payment_header, scheme_for, typed_data
+from x402guard.x402.schemes import payment_header, scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 from x402guard.x402.wire import decode_payment_required, decode_receipt, parse_payment_required
 

@@ -18,15 +18,15 @@ from x402guard.flow.effects import Flow, PeekBody, Reply, Send
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
-from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer
 from x402guard.http.guarded import metered_request
+from x402guard.kernel.frozen import replace
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Delivery, Hold, NodeKind
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Delivery, Hold, NodeKind
 from x402guard.llm.flow import InFlight, Upload, end_call
 from x402guard.llm.meter import classify
 from x402guard.llm.routes import Route
-from x402guard.money import Nanos
 from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.machine import Agent

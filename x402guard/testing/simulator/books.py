@@ -15,12 +15,12 @@ from typing import Any, Final
 from msgspec.json import Encoder
 
 from x402guard.flow.context import Context
+from x402guard.kernel.rows import Delivery, Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.windows import rolled
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import first_captured
-from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.ledger.purchases import is_in_flight_elsewhere, presentation_of
 from x402guard.ledger.view import LedgerView
-from x402guard.ledger.windows import rolled
 from x402guard.testing.simulator.machine import SimProcess
 from x402guard.testing.simulator.market import SELLERS_WORDS, Signed, Want
 from x402guard.testing.simulator.world import Violation, World

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from x402guard.chain.logs import CANCELED, INVALIDATED, TRANSFER, USED, padded
-from x402guard.evm import Address
-from x402guard.ledger.intent import Intent
+from x402guard.kernel.evm import Address
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.typed_data import PERMIT2
 from x402guard.testing.simulator.draws import Draws
-from x402guard.x402.schemes.scheme import PERMIT2
 
 STRANGER: Final = "0x" + "5a" * 20
 """The address that transfers past the ledger go to."""

@@ -14,11 +14,10 @@ from eth_abi.abi import encode
 from typing_extensions import override
 
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, is_rate_limit, selector
-from x402guard.evm import Address
+from x402guard.kernel.evm import Address
+from x402guard.kernel.typed_data import EXACT_PROXY, UPTO_PROXY
 from x402guard.testing.simulator.chain import SimBlock, SimChain, Transaction
 from x402guard.testing.simulator.draws import Draws
-from x402guard.x402.schemes.exact import EXACT_PROXY
-from x402guard.x402.schemes.upto import UPTO_PROXY
 
 FUNDS_UNITS: Final = 10**12
 """The balance and the Permit2 allowance of the wallet, in atomic units."""

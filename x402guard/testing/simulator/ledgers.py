@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.store import LedgerReads, LedgerStore
-from x402guard.ledger.view import Change, LedgerView, Scope
+from x402guard.ledger.view import Change, LedgerView
 
 R = TypeVar("R")
 

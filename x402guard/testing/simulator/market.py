@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from x402guard.flow.effects import Reply
-from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Hold
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.rows import Hold
 from x402guard.testing.simulator.chain import Part, SimChain, Transaction
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.world import BrokenActor

@@ -12,8 +12,8 @@ from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
 from x402guard.guard.clock import accept_clock
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.session import Session
+from x402guard.kernel.rows import WALLET
 from x402guard.ledger.lost import to_enter, write_end
-from x402guard.ledger.model import WALLET
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice
 from x402guard.policy import Policy

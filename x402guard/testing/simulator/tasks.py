@@ -25,7 +25,7 @@ from x402guard.flow.effects import (
     Transact,
 )
 from x402guard.flow.ports import Slot
-from x402guard.ledger.model import Hold
+from x402guard.kernel.rows import Hold
 from x402guard.policy.approvals import NO_ANSWER, Answer
 from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws

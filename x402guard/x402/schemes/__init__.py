@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Final
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.intent import Intent
+from x402guard.kernel.intent import Intent
 from x402guard.x402.schemes import exact, upto
-from x402guard.x402.schemes.eip712 import TypedData
 from x402guard.x402.schemes.envelope import envelope
 from x402guard.x402.schemes.scheme import Scheme
 
-__all__ = ["SCHEMES", "payment_header", "scheme_for", "typed_data"]
+__all__ = ["SCHEMES", "payment_header", "scheme_for"]
 
 SCHEMES: Final[Mapping[tuple[str, str], Scheme]] = MappingProxyType(
     {
@@ -33,11 +32,6 @@ def scheme_for(name: str, method: str) -> Scheme:
         return SCHEMES[name, method]
     except KeyError:
         raise IllegalTransition(f"no scheme {name!r} by {method!r}") from None
-
-
-def typed_data(intent: Intent) -> TypedData:
-    """Return the typed data to sign for *intent*, built from its fields only."""
-    return scheme_for(intent.scheme, intent.method).typed_data(intent)
 
 
 def payment_header(intent: Intent, signature: bytes) -> tuple[str, str]:

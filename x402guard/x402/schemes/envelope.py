@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.json import Decoder
 
-from x402guard.ledger.intent import Intent
+from x402guard.kernel.intent import Intent
 from x402guard.x402.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
 
 _IDENTIFIER: Final = "payment-identifier"

@@ -9,13 +9,10 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.evm import Address
-from x402guard.ledger.intent import Intent
+from x402guard.kernel.evm import Address
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.typed_data import typed_data
 from x402guard.x402.offer import Offer
-from x402guard.x402.schemes.eip712 import TypedData
-
-PERMIT2: Final = Address("0x000000000022D473030F116dDEE9F6B43aC78BA3")
-"""Permit2's canonical address, the same on every EVM chain."""
 
 V1_BACKDATE_S: Final = 600
 """Seconds by which v1 backdates ``validAfter``, for facilitators whose clock is behind."""
@@ -42,19 +39,16 @@ class Proposal(Struct, frozen=True):
 
 
 class Scheme(Protocol):
-    """One way to pay: makes the unsigned intent of a proposal, the data to sign and the payload to send."""
+    """One way to pay: makes the unsigned intent of a proposal, and the payload to send."""
 
     def propose(self, proposal: Proposal) -> Intent:
         """Return the unsigned payment with its digest."""
-
-    def typed_data(self, intent: Intent) -> TypedData:
-        """Return the data to sign, from the intent's fields only."""
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
         """Return the ``payload`` object of the payment message."""
 
 
-def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
+def draft(proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
     """Return the intent of a proposal with its digest. The arguments are what differs between schemes."""
     offer = proposal.offer
     back = V1_BACKDATE_S if offer.version == 1 else None
@@ -82,7 +76,7 @@ def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain
         payment_id=proposal.payment_id if _offers_identifier(offer) else None,
         digest="",
     )
-    return replace(intent, digest=scheme.typed_data(intent).digest().hex())
+    return replace(intent, digest=typed_data(intent).digest().hex())
 
 
 def _offers_identifier(offer: Offer) -> bool:

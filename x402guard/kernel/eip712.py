@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.evm import MAX_UINT256, Address, keccak
+from x402guard.kernel.evm import MAX_UINT256, Address, keccak
 
 Types = Mapping[str, tuple[tuple[str, str], ...]]
 """Struct name → its (field, type) pairs, in order."""

@@ -9,8 +9,10 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.json import Decoder
 
-from x402guard.assets import TransferMethod
-from x402guard.evm import Address
+from x402guard.kernel.evm import Address
+
+TransferMethod = Literal["eip3009", "permit2"]
+"""How the token moves: by its own ``transferWithAuthorization``, or by Permit2 through an x402 proxy."""
 
 
 class Intent(Struct, frozen=True, gc=False):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.evm import MAX_UINT256
-from x402guard.ledger.intent import Intent
-from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
+from x402guard.kernel.eip712 import Domain, TypedData, Types
+from x402guard.kernel.evm import MAX_UINT256
+from x402guard.kernel.intent import Intent
 
 _TYPES: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}
 _SELECTOR: Final = bytes.fromhex("5a049a70")  # cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)

@@ -13,7 +13,7 @@ from typing import Final, get_args
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import Node, Per, Window
+from x402guard.kernel.rows import Node, Per, Window
 
 _UTC: Final = "UTC"
 

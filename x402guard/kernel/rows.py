@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import astuple, replace
 
-from x402guard.ledger.intent import Intent
-from x402guard.money import Nanos
+from x402guard.kernel.intent import Intent
+from x402guard.kernel.money import Nanos
 
 WALLET: Final = "wallet"
 """The id of the root node: the wallet's own budget."""

@@ -1,0 +1,204 @@
+"""Signs what is committed. This is the only code with a private key, and it signs three things alone.
+
+A payment whose hold is in the ledger, the cancellation of one, and the allowance of Permit2. No function takes a digest.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import coincurve
+from msgspec import Struct
+from msgspec.json import Decoder
+from msgspec.structs import replace
+
+from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
+from x402guard.kernel.cancellation import cancellation_data
+from x402guard.kernel.evm import ORDER, Address, checksum_address, keccak, normalise_signature
+from x402guard.kernel.rows import NOTHING, Delivery, Hold, HoldState
+from x402guard.kernel.typed_data import PERMIT2, typed_data
+
+HoldLookup = Callable[[str], Hold | None]
+"""Reads one committed hold by its id."""
+
+
+class AllowanceTerms(Struct, frozen=True):
+    """The terms of a transaction that sets Permit2's allowance of one token.
+
+    Attributes:
+        chain_id: of the network.
+        token: the token's contract.
+        amount_atomic: the allowance, in the token's atomic units.
+        account_nonce: the wallet's next transaction number.
+        gas, max_fee_wei, tip_wei: as in EIP-1559.
+    """
+
+    chain_id: int
+    token: Address
+    amount_atomic: int
+    account_nonce: int
+    gas: int
+    max_fee_wei: int
+    tip_wei: int
+
+    def data(self) -> bytes:
+        """Return the calldata: ERC-20 ``approve(Permit2, amount)``."""
+        return _APPROVE + bytes.fromhex(PERMIT2[2:]).rjust(32, b"\0") + self.amount_atomic.to_bytes(32, "big")
+
+    def fields(self) -> tuple[_Rlp, ...]:
+        """Return the fields of the transaction (EIP-1559, in its order). It carries no value and no access list."""
+        token = bytes.fromhex(self.token[2:])
+        head = (self.chain_id, self.account_nonce, self.tip_wei, self.max_fee_wei, self.gas)
+        return (*head, token, 0, self.data(), ())
+
+
+_APPROVE: Final = bytes.fromhex("095ea7b3")  # approve(address,uint256)
+
+_Rlp = int | bytes | tuple["_Rlp", ...]
+
+
+class KeySigner:
+    """Signs with a key in this process's memory. It exposes only its address: it cannot be pickled or copied.
+
+    ``Guard`` binds a signer to one ledger. From then on it signs only holds that are live in that ledger.
+    """
+
+    __slots__ = ("_address", "_key", "_lock", "_lookup")
+
+    inline: Final = True
+
+    def __init__(self, secret: bytes) -> None:
+        if type(secret) is not bytes or len(secret) != 32 or not 0 < int.from_bytes(secret, "big") < ORDER:
+            del secret  # a traceback with local variables must not show even an invalid key
+            raise ConfigError("LocalSigner: use LocalSigner.from_key(…) for a key in bytes or hex")
+        self._key = coincurve.PrivateKey(secret)
+        del secret
+        self._address = checksum_address(keccak(self._key.public_key.format(compressed=False)[1:])[12:])
+        self._lookup: HoldLookup | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> Address:
+        """The account that pays."""
+        return self._address
+
+    def bind(self, lookup: HoldLookup) -> None:
+        """Bind the signer permanently to the ledger whose holds it may sign."""
+        with self._lock:
+            if self._lookup is not None and self._lookup != lookup:
+                raise SignerError("this signer is bound to another ledger; give each Guard its own signer")
+            self._lookup = lookup
+
+    def sign(self, hold: Hold) -> bytes:
+        """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
+        return self._signed(_checked_digest(self._live(hold), self._address))
+
+    def sign_cancellation(self, hold: Hold) -> bytes:
+        """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.
+
+        Signs nothing and raises ``SignerError`` for anything else.
+        """
+        row = self._live(hold)
+        _checked_digest(row, self._address)  # the same checks as for the payment
+        if row.payment().method != "eip3009":
+            raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which a signature cannot cancel")
+        return self._signed(cancellation_data(row.payment()).digest())
+
+    def sign_allowance(self, terms: AllowanceTerms) -> bytes:
+        """Return a signed transaction (EIP-1559) that sets what Permit2 may move of one token. It can do nothing else."""
+        fields = terms.fields()
+        signature = self._key.sign_recoverable(keccak(_TYPE_2 + rlp(fields)), hasher=None)
+        r, s, parity = int.from_bytes(signature[:32]), int.from_bytes(signature[32:64]), signature[64]
+        return _TYPE_2 + rlp((*fields, parity, r, s))
+
+    def _live(self, hold: Hold) -> Hold:
+        """Return the hold's committed row. Raises ``SignerError`` unless it is live and equal to *hold*."""
+        if self._lookup is None:
+            raise SignerError("this signer is not bound to a ledger; it signs only payments that are in one")
+        try:
+            row = self._lookup(hold.id) if isinstance(hold, Hold) else None
+        except LedgerUnavailable as error:
+            raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
+        if row is None or row.intent is None:
+            raise SignerError("the payment is not in the ledger, and only payments in it are signed")
+        # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
+        again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
+        if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
+            raise SignerError(
+                f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer"
+            )
+        return row
+
+    def _signed(self, digest: bytes) -> bytes:
+        return normalise_signature(self._key.sign_recoverable(digest, hasher=None))
+
+    def __repr__(self) -> str:
+        return f"LocalSigner({self._address})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a signer cannot be pickled or copied: it holds a key")
+
+
+_TYPE_2: Final = b"\x02"  # EIP-2718
+
+
+def rlp(value: _Rlp) -> bytes:
+    """Return the RLP encoding of a whole number, bytes, or a list of them. Source: Ethereum yellow paper, appendix B."""
+    if isinstance(value, tuple):
+        return _with_length(b"".join(map(rlp, value)), 0xC0)
+    raw = value.to_bytes(-(-value.bit_length() // 8), "big") if isinstance(value, int) else value
+    return raw if len(raw) == 1 and raw[0] < 0x80 else _with_length(raw, 0x80)
+
+
+def _with_length(raw: bytes, offset: int) -> bytes:
+    if len(raw) < 56:
+        return bytes([offset + len(raw)]) + raw
+    length = len(raw).to_bytes(-(-len(raw).bit_length() // 8), "big")
+    return bytes([offset + 55 + len(length)]) + length + raw
+
+
+_DECODED: Final = Decoder().decode
+
+
+def _as_authorized(hold: Hold) -> Hold:
+    """Return the hold without the fields that may change while its request is in flight."""
+    return replace(
+        hold,
+        checked_ms=0,
+        doubt=None,
+        claim=None,
+        chain_evidence=False,
+        state=HoldState.HELD,
+        captured=NOTHING,
+        evidence=None,
+        proof=None,
+        ended_by=None,
+        closed_ms=0,
+        delivery=Delivery.OPEN,
+    )
+
+
+def _checked_digest(hold: Hold, address: Address) -> bytes:
+    """Recompute the digest from the hold's row, and compare every term with the server's offer and the hold."""
+    intent = hold.payment()
+    offered: dict[str, Any] = _DECODED(intent.accepted_json)
+    amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
+    compared = {
+        "payer": (intent.payer, address),
+        "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
+        "token": (intent.token.lower(), str(offered.get("asset")).lower()),
+        "amount": (str(intent.amount_atomic), str(amount).lstrip("0")),
+        "network": (intent.network_as_offered, offered.get("network")),
+        "deadline": (intent.valid_until, hold.deadline_unix),
+        "nonce": (f"{intent.nonce:064x}", hold.id),
+    }
+    for name, (ours, theirs) in compared.items():
+        if ours != theirs:
+            raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment, but {theirs} in the hold or its offer")
+    digest = typed_data(intent).digest()
+    if not hmac.compare_digest(digest.hex(), intent.digest):
+        raise SignerError(f"hold {hold.id}: the recomputed digest is not the one that was authorized")
+    return digest
