@@ -29,8 +29,8 @@ from benchmarks.timing import Figure
 from tests.support import postgres
 from tests.support.ledger import Books, usd
 from x402guard.kernel.rows import Evidence
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.events import Capture
 from x402guard.ledger.transitions import apply
 from x402guard.stores import group_commit
 from x402guard.stores.postgres_rows import LoadedRows

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from x402guard.kernel.change_set import Scope
-
 from benchmarks.scenes import on_disk, session
 from benchmarks.timing import Figure, interleaved
 from tests.support.ledger import a_hold
 from x402guard import Session
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.view import LedgerView
 

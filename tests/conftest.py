@@ -21,8 +21,6 @@ from tests.support.files import is_in_make_test
 from tests.support.ledger import Books, Clock
 from x402guard.guard import notices
 from x402guard.guard import settings as guard_settings
-from x402guard.ledger.view import LedgerView
-from x402guard.stores.rows import HOLD_FIXED, NODE_FIXED
 
 settings.load_profile(PROFILE)
 
@@ -54,25 +52,6 @@ def nothing_kept_by_other_tests(monkeypatch, tmp_path_factory):
     """Tests on a server share a ledger that is emptied between them, which is what a server that loses entries looks like."""
     state = tmp_path_factory.getbasetemp() / "state" / uuid4().hex
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def fixed_columns():
-    """A file never writes these columns of a row again, so no change may give them another value."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, rows, fixed in (("put_hold", "_holds", HOLD_FIXED), ("put_node", "_nodes", NODE_FIXED)):
-            patch.setattr(LedgerView, name, _checked(getattr(LedgerView, name), rows, fixed))
-        yield
-
-
-def _checked(put, rows, fixed):
-    def checked(view, row):
-        before = getattr(view, rows).get(row.id)
-        for name in fixed if before is not None else ():
-            assert getattr(row, name) == getattr(before, name), f"{name} of {row.id} is fixed"
-        put(view, row)
-
-    return checked
 
 
 @pytest.fixture
@@ -183,7 +162,7 @@ def ctrl_c():
 def _before_the_books(monkeypatch):
     """The clock of this machine stays behind those of the tests' books, which stand at a date that will come."""
     ago_ms = 10 * 365 * 86_400_000
-    monkeypatch.setattr("x402guard.stores.views._system_clock_ms", lambda: time.time_ns() // 10**6 - ago_ms)
+    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", lambda: time.time_ns() // 10**6 - ago_ms)
 
 
 @pytest.fixture(params=STORES)

@@ -14,9 +14,11 @@ from types import MappingProxyType
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.evm import Address, parse_address
+from x402guard.evm import parse_address
+from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import TransferMethod
-from x402guard.kernel.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
+from x402guard.kernel.money import Nanos
+from x402guard.money import Dollars, atomic_to_nanos, dollars_to_nanos
 
 _CAIP2 = re.compile(r"eip155:([1-9][0-9]{0,18})", re.ASCII)
 
@@ -194,6 +196,10 @@ class AssetRegistry:
     def find(self, network: str, contract: Address) -> Asset | None:
         """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""
         return self._by_contract.get((network, contract))
+
+    def all(self) -> tuple[Asset, ...]:
+        """Return every asset."""
+        return tuple(self._by_contract.values())
 
     def on(self, networks: Collection[str]) -> tuple[Asset, ...]:
         """Return every asset on the *networks* (CAIP-2)."""

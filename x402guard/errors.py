@@ -403,10 +403,19 @@ class LedgerUnavailable(X402GuardError):
 
 
 class IllegalTransition(X402GuardError):
-    """The ledger's table forbids this step: a bug in x402guard or in a store."""
+    """The kernel refuses a change of the ledger: a bug in x402guard, in a store, or in a guard or rule of yours.
+
+    Attributes:
+        rule: the rule of the kernel that forbids it, or "" where the ledger's own table does.
+        row: the hold, node or mark that it is about, or "".
+    """
 
     phase: Phase = "ledger"
     advice = "This is a bug in x402guard. The transaction was rolled back; please report it."
+
+    def __init__(self, message: str, *, rule: str = "", row: str = "") -> None:
+        super().__init__(message)
+        self.rule, self.row = rule, row
 
 
 Dialect = Literal["anthropic", "openai", "openai_responses"]

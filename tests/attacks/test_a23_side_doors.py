@@ -5,13 +5,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 import x402guard
 from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, HoldKind, Purpose
 from x402guard.kernel.typed_data import typed_data
 from x402guard.ledger.authorize import authorize

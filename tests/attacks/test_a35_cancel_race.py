@@ -7,8 +7,8 @@ from eth_account import Account
 from tests.support.engines import ENGINES, engine_maker
 from tests.support.market import AMOUNTS, DIME, FAILS, TAKEN, market
 from x402guard import ConfigError
-from x402guard.kernel.cancellation import cancellation_data
 from x402guard.kernel.rows import HoldState
+from x402guard.kernel.typed_data import cancellation_data
 from x402guard.testing import RpcError
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]

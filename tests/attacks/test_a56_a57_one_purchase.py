@@ -9,20 +9,20 @@ from decimal import Decimal
 
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import processes
 from tests.support.faults import FailingFrom
-from tests.support.ledger import Clock
+from tests.support.ledger import Clock, weigh_proven
 from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import Chunks, events, fetch
 from tests.support.signers import SpySigner
 from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertain, SignerError
 from x402guard.flow.drivers import run
 from x402guard.flow.surroundings import Surroundings
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Claim, Delivery
-from x402guard.ledger.evidence import Settled, weigh, weigh_marks
+from x402guard.ledger.evidence import Settled, weigh_marks
 from x402guard.ledger.purchases import presentation_of
 from x402guard.stores import open_store
 from x402guard.x402.delivery import note_answer_end
@@ -35,7 +35,7 @@ def taken_on_chain(guard, hold):
     """What any reader of the chain writes into the ledger: this payment was taken, in a final block."""
     finding = Settled(hold.payment().amount_atomic, "0x" + "ab" * 32, 0, final=True)
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
-    guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, finding))
+    guard.shell.store.transact(scope, lambda view: weigh_proven(view, hold.id, finding))
 
 
 def lost_and_taken(mode, guard, session):

@@ -38,7 +38,7 @@ from x402guard import (
 )
 from x402guard.flow.effects import Reply
 from x402guard.flow.request import RequestFacts
-from x402guard.kernel.sealed import forget_frames, forgetting
+from x402guard.flow.sealed import forget_frames, forgetting
 
 OFFERS = {
     "exact": required(),

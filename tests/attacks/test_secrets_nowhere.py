@@ -33,8 +33,8 @@ from x402guard import (
     Policy,
     SettlementUncertain,
 )
+from x402guard.flow.sealed import Sealed
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.sealed import Sealed
 
 OFFERS = {
     "exact": required(),

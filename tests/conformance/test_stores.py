@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.ledger import a_hold, an_intent, usd
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
-from x402guard.kernel.table import Capture, Note, Void
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
+from x402guard.ledger.events import Capture, Note, Void
 from x402guard.ledger.purchases import hand_over
 from x402guard.ledger.transitions import apply
 

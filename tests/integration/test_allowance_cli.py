@@ -15,8 +15,8 @@ from x402guard.assets import Asset
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses
 from x402guard.guard import settings
 from x402guard.guard.allowance import _terms, atomic_of
-from x402guard.kernel.money import dollars_to_nanos
 from x402guard.kernel.signer import AllowanceTerms
+from x402guard.money import dollars_to_nanos
 from x402guard.testing.contracts import PERMIT2, TOKEN
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("allowance")]

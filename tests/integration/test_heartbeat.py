@@ -110,7 +110,7 @@ def test_silence_makes_no_hold_doubtful_and_frees_none():
     assert silent_instances({"me": {"since_ms": now_ms - 3_600_000, "ended": False}}, now_ms) == set()
     hold = a_hold(now_ms=now_ms)
     for ended in (False, True):
-        view = LedgerView(now_ms=now_ms, marks={instance_mark(hold.instance): {**silent, "ended": ended}})
+        view = LedgerView.of_marks(now_ms, {instance_mark(hold.instance): {**silent, "ended": ended}})
         assert in_doubt(view, hold, flight_ms=150_000) is ended
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, PolicyDenied
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.testing import Testnet
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("payments")]

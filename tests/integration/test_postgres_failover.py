@@ -28,7 +28,7 @@ from x402guard import (
     SessionTripped,
 )
 from x402guard.kernel.rows import HoldKind
-from x402guard.kernel.table import Void
+from x402guard.ledger.events import Void
 from x402guard.ledger.owner import reset_node
 from x402guard.stores import outbox, postgres_server
 

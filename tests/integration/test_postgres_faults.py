@@ -9,14 +9,14 @@ from decimal import Decimal
 
 import psycopg
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres, processes
 from tests.support.ledger import Books, a_hold, usd
 from tests.support.merchant import Shop, client, make_guard
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
 from x402guard.stores import open_store

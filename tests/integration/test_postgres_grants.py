@@ -12,9 +12,9 @@ from tests.support import processes
 from tests.support.ledger import Books, a_hold, usd
 from x402guard import Owner
 from x402guard.kernel.rows import Evidence
-from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.budgets import recall, trip
+from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import apply

@@ -9,7 +9,6 @@ from decimal import Decimal
 import anyio
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres
 from tests.support.ended_buyer import FOLLOWS, begin_call, begun, books_of, files, opens_a_guard
@@ -21,10 +20,11 @@ from x402guard.flow import late_writes
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.detached import Aside
 from x402guard.flow.drivers import run, transact_now
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Delivery, Evidence, HoldKind
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import authorize
+from x402guard.ledger.events import Capture
 from x402guard.ledger.lost import LateEnd, to_enter
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]

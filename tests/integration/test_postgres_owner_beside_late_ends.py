@@ -15,7 +15,7 @@ from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import ConfigError, LedgerUnavailable, Owner
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]

@@ -12,8 +12,8 @@ from tests.support.merchant import URL, Shop, async_client, b64, client, make_gu
 from tests.support.refusals import Chunks
 from x402guard import Policy
 from x402guard.kernel.rows import Evidence
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.events import Capture
 from x402guard.ledger.transitions import apply
 from x402guard.stores.postgres_server import Server
 

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.examples import examples
-from tests.support.ledger import START_MS, Books, an_intent
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import format_dollars
+from tests.support.ledger import START_MS, Books, an_intent, weigh_proven
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, HoldState, NodeState
-from x402guard.kernel.table import Void
+from x402guard.ledger.events import Void
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,
@@ -18,10 +17,10 @@ from x402guard.ledger.evidence import (
     Used,
     claim_settlement,
     receipt_mark,
-    weigh,
     weigh_marks,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
+from x402guard.money import format_dollars
 
 NOW, DEADLINE = START_MS // 1000, START_MS // 1000 + 60
 LIMIT_NANOS, UNIT = 10**9, 1000
@@ -64,7 +63,9 @@ class ChainMachine(RuleBasedStateMachine):
     def weighed(self, hold_id, finding):
         hold = self.books.store.hold(hold_id)
         marks, nodes, holds = weigh_marks(hold, finding), (hold.node_id,), (hold_id,)
-        return self.books.change(lambda view: weigh(view, hold_id, finding), nodes=nodes, holds=holds, marks=marks)
+        return self.books.change(
+            lambda view: weigh_proven(view, hold_id, finding), nodes=nodes, holds=holds, marks=marks
+        )
 
     def new_transaction(self):
         self.count += 1

@@ -8,13 +8,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.support.examples import examples
 from tests.support.ledger import Books
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import format_dollars
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, HoldState, NodeKind, NodeState
-from x402guard.kernel.table import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall
+from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.sessions import Closing, close_node
+from x402guard.money import format_dollars
 from x402guard.stores.memory import MemoryStore
 
 LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600, "team": 650, "u": 500, "v": 600}

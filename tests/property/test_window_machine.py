@@ -6,13 +6,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.support.examples import examples
 from tests.support.ledger import Books
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
-from x402guard.kernel.table import Capture, Correct, Expire, Lapse, Void
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
+from x402guard.money import format_dollars
 
 WINDOWS = {
     "month": Window("month", "Asia/Kathmandu"),

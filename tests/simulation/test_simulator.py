@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.simulation.breaks import BREAKS, PACKAGE, found_in
 from x402guard import ConfigError, Policy
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.testing.simulator import VERSION, BrokenActor, Case, Found, Seller, as_test, minimise, play, simulate
 from x402guard.testing.simulator.__main__ import app
 from x402guard.testing.simulator.books import Books

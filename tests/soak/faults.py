@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from x402guard.kernel.change_set import Scope
-
-from x402guard.kernel.table import Void
+from x402guard.ledger.events import Void
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import apply
 

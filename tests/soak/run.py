@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from eth_account import Account
-from x402guard.kernel.change_set import Scope
 
 from tests.soak import agent
 from tests.soak.bookwatch import Books, BookWatch, ServerWatch
@@ -25,8 +24,10 @@ from tests.soak.layout import LIFETIME_S, MOST_JUMPS_S, Lines, Plan, SharedClock
 from tests.soak.seller import LyingSeller
 from tests.soak.server import LedgerServer
 from x402guard import Guard
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.change_set import Scope
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.owner import owner_mark, set_limit
+from x402guard.money import format_dollars
 from x402guard.stores import open_store
 from x402guard.testing import AnvilEngine, EthTesterEngine, Facilitator, HostileChain, Testnet
 

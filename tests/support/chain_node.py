@@ -5,7 +5,7 @@ from eth_hash.auto import keccak
 
 from tests.support.ledger import PAYEE, PAYER, START_MS, an_intent
 from x402guard.chain.rpc import selector
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.typed_data import EXACT_PROXY, UPTO_PROXY
 
 TX = "0x" + "ab" * 32

@@ -18,7 +18,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.flow.ports import Funds
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Claim
 from x402guard.ledger.authorize import Refusal

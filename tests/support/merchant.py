@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from x402guard import AsyncGuardedTransport, Guard, GuardedTransport, LocalSigner, Metering, Policy
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 
 KEY = "0x" + "11" * 32
 PAYER = LocalSigner.from_key(KEY).address

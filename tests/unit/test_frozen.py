@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tests.support import processes
 from tests.support.ledger import a_hold
-from x402guard.kernel.frozen import read_struct, replace
+from x402guard.frozen import read_struct, replace
 from x402guard.policy.steps import Step
 
 
@@ -57,7 +57,7 @@ import sys
 import threading
 from msgspec import Meta, Struct, defstruct
 from typing import Annotated, Any
-from x402guard.kernel.frozen import read_struct, readable
+from x402guard.frozen import read_struct, readable
 
 sys.setswitchinterval(1e-6)
 fields = [(f"f{number}", Annotated[str, Meta(max_length=number + 1)]) for number in range(8)]

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
 from x402guard.errors import ConfigError, ProtocolError
+from x402guard.flow.sealed import forgetting
 from x402guard.flow.shell import FindsBudget
-from x402guard.kernel.money import Dollars
-from x402guard.kernel.sealed import forgetting
+from x402guard.money import Dollars
 from x402guard.x402.foreign import METADATA, whole_numbers
 
 EXTENSION: Final = "https://github.com/google-a2a/a2a-x402/v0.1"

@@ -23,13 +23,13 @@ from x402guard.flow.effects import Flow, Interrupted, PeekBody, Reply, Send, Sen
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
+from x402guard.flow.sealed import Sealed, forget_frames, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import follow_job, here
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
-from x402guard.kernel.money import Dollars
-from x402guard.kernel.sealed import Sealed, forget_frames, forgetting
+from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
 from x402guard.policy.steps import DIRECT, LOCAL
 from x402guard.strict_json import plain_values

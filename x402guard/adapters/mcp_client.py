@@ -22,9 +22,9 @@ from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Payer
-from x402guard.kernel.money import Dollars
 from x402guard.kernel.rows import HoldKind, HoldState
 from x402guard.ledger.authorize import Refusal
+from x402guard.money import Dollars
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.flow import check_free, end_free
 from x402guard.tools.hold import tool_call

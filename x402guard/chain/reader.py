@@ -30,8 +30,9 @@ from x402guard.chain.logs import (
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
 from x402guard.chain.settings import Chain, Endpoints, Finality
 from x402guard.errors import ConfigError
+from x402guard.evm import is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
-from x402guard.kernel.evm import Address, is_transaction
+from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import Hold
 from x402guard.kernel.typed_data import PERMIT2

@@ -10,7 +10,7 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, say, typed_amo
 from x402guard.cli.sessions import show
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import AllowanceRow
-from x402guard.kernel.money import nanos_to_decimal
+from x402guard.money import nanos_to_decimal
 
 allowance = typer.Typer(no_args_is_help=True, help="What Permit2 may move of the wallet's tokens, as an exact sum.")
 

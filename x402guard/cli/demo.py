@@ -21,8 +21,8 @@ from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import GuardedTransport
-from x402guard.kernel.money import format_dollars
 from x402guard.llm import Metering
+from x402guard.money import format_dollars
 from x402guard.tools import TokenBudget
 from x402guard.x402.signer import LocalSigner
 

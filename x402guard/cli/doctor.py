@@ -24,11 +24,11 @@ from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
 from x402guard.guard.unseen import clients_past_guard, unseen_libraries
-from x402guard.kernel.money import dollars_to_nanos, format_dollars
 from x402guard.kernel.rows import WALLET, HoldKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import PAYER_MARK, is_owners_limit
 from x402guard.ledger.watch import BEAT
+from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import (
     MemoryStore,

@@ -18,7 +18,7 @@ from x402guard.cli.policy import explainer_of
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.money import format_dollars
+from x402guard.money import format_dollars
 
 
 def mcp(

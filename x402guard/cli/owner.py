@@ -13,8 +13,8 @@ from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.money import nanos_to_decimal
 from x402guard.kernel.rows import WALLET
+from x402guard.money import nanos_to_decimal
 from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.stores import as_ledger_url, ledger_exists, open_store
 from x402guard.views.words import printable

@@ -15,7 +15,7 @@ from x402guard.guard.arguments import meter_of
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.explain import Explained, Explainer
-from x402guard.kernel.money import format_dollars
+from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.patterns import check_pattern
 from x402guard.policy.rules import KINDS

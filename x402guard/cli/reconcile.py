@@ -13,7 +13,7 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, say, seconds, working
 from x402guard.cli.sessions import holds
 from x402guard.errors import LedgerUnavailable
 from x402guard.guard.owner import Owner
-from x402guard.kernel.money import format_dollars
+from x402guard.money import format_dollars
 from x402guard.views.words import printable
 from x402guard.x402.reconciled import Reconciliation
 

@@ -14,10 +14,11 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
-from x402guard.kernel.money import Nanos, nanos_to_decimal
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.owner import check_reason
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED
+from x402guard.money import nanos_to_decimal
 
 
 def check_timeout(timeout_s: object) -> None:

@@ -24,10 +24,11 @@ from pydantic import (
 
 from x402guard.delegation.scope import LONGEST_NAME, MOST_NAMES, is_name
 from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
 from x402guard.flow.surroundings import here
-from x402guard.kernel.evm import parse_address
-from x402guard.kernel.money import Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.token_budget import MOST_TOKENS
+from x402guard.money import dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.reach import as_tool
 from x402guard.policy.settings import as_host
 from x402guard.strict_json import NotReadable, read_json

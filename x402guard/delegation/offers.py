@@ -13,10 +13,10 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey, Scope
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import TASK_STARVED, Node, NodeKind
+from x402guard.kernel.rows import Node, NodeKind
 from x402guard.ledger.authorize import Refusal, check_open, note_granted
 from x402guard.ledger.delegations import (
     UNANSWERED,
@@ -31,7 +31,8 @@ from x402guard.ledger.delegations import (
     revoke,
 )
 from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
+from x402guard.ledger.sessions import NodeRequest, leave_unopened, open_node, opening_scope
+from x402guard.ledger.stops import TASK_STARVED
 from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView
 
@@ -123,7 +124,7 @@ def _offered(
     granted, removed = cut
     until_ms, soft = granted.deadline * 1000, context.policy.soft_parts
     node = open_node(view, replace(opening, limit=granted.limit, soft=soft, until_ms=until_ms))
-    view.put_node(replace(node, openers=()))  # it is open in no process until its token is redeemed
+    leave_unopened(view, node)  # it is open in no process until its token is redeemed
     note_granted(view, context.node_id, TASK_STARVED)
     total = granted.token_budget or tokens_above(view, context)
     open_tokens(view, tokens_node(node.id), total, node.name, soft)
@@ -150,7 +151,6 @@ def redeem(context: Context, token: Token, opener: str, gone: frozenset[str]) ->
         refusal = check_open(view, session_id, resumes=True)
         if refusal is not None:
             return refusal
-        view.restrains = True
         opening = NodeRequest(session_id, node.parent_id or "", node.kind, node.name, None, opener, gone)
         return move(view, session_id, DelegationState.WORKING, worker=context.instance), open_node(view, opening)
 

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.context import Context
-from x402guard.kernel.money import Nanos, format_dollars, nanos_to_decimal
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import BUDGET, Refusal, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.patterns import allows_name
 from x402guard.policy.reach import Reach, host_listed
 

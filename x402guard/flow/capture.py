@@ -11,14 +11,17 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
 from x402guard.kernel.change_set import MarkKey, Scope
-from x402guard.kernel.money import Nanos, format_dollars
-from x402guard.kernel.rows import Claim, Evidence, Hold, HoldState
-from x402guard.kernel.table import Capture, Correct, Note, Void
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import Billed, Stated
+from x402guard.kernel.rows import Claim, Evidence, Hold, HoldKind, HoldState
+from x402guard.ledger.bills import BILLED_NOTHING, BILLED_REFUSED, BILLED_USAGE, STATED
 from x402guard.ledger.budgets import trip_session
+from x402guard.ledger.events import Capture, Correct, Note, Void
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
 from x402guard.ledger.transitions import apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of
@@ -53,6 +56,14 @@ class Bill(Struct, frozen=True):
     hidden_input: int = 0
     latches: bool = False
 
+    def proof(self, hold: Hold) -> Billed | Stated | None:
+        """Return why less than the ceiling may be captured: the caller states what a tool costs, a provider bills a usage."""
+        if hold.kind is HoldKind.TOOL:
+            return STATED
+        if self.evidence is Evidence.ASSUMED:
+            return None
+        return BILLED_REFUSED if self.usage is None else BILLED_USAGE
+
 
 def ceiling_bill(held: Nanos, note: str) -> Bill:
     """Return the bill of a call whose cost is unknown: all that was held."""
@@ -78,7 +89,7 @@ def write_void(
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
-            apply(view, hold_id, Void(reason[:300]))
+            apply(view, hold_id, Void(reason[:300]), STATED if hold.kind is HoldKind.TOOL else BILLED_NOTHING)
             if step is not None:
                 give_step_back(view, context.policy, step, hold.created_ms)
                 note_end(view, context.policy, step, StepEnd(hold.id, outcome))
@@ -142,7 +153,7 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
     if bill.claimed is not None:
         apply(view, now.id, Note(claim=Claim(bill.claimed, "")))
         _tell_dispute(view, now, bill)
-    after = apply(view, now.id, _capture(bill))
+    after = apply(view, now.id, _capture(bill), bill.proof(now))
     if bill.latches:
         trip_session(view, now.node_id, DISPUTED, bill.note)
     if marks and bill.usage is not None:
@@ -224,7 +235,11 @@ def capture_bill(
     """Capture what was used. See ``write_bill``."""
     scope, change = write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
     trips = (DISPUTED, bill.note) if bill.latches and not context.shadow else None
-    return (yield from transact_anyway(scope, change, late=LateEnd(hold.id, capture=_capture(bill), trips=trips)))
+    return (
+        yield from transact_anyway(
+            scope, change, late=LateEnd(hold.id, capture=_capture(bill), proof=bill.proof(hold), trips=trips)
+        )
+    )
 
 
 def give_back(

@@ -39,11 +39,10 @@ from x402guard.flow.effects import (
     Transact,
 )
 from x402guard.flow.ports import Signer, Slot
+from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.evm import normalise_signature
 from x402guard.kernel.rows import Hold
-from x402guard.kernel.sealed import Sealed, forgetting
 from x402guard.ledger.view import Change, LedgerView, Notice
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 
@@ -446,16 +445,16 @@ def _perform(effect: Effect, shell: Shell) -> Any:
         case Sign(hold):
             if shell.signer is None:
                 raise SignerError("there is no signer")
-            return _signed(shell.signer, hold)
+            return _signed(shell, shell.signer, hold)
         case AskChain(question):
             return shell.single_flight.ask(question, shell.chain)
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 
 
-def _signed(signer: Signer, hold: Hold) -> Sealed[bytes]:
+def _signed(shell: Shell, signer: Signer, hold: Hold) -> Sealed[bytes]:
     with forgetting():
-        return Sealed(normalise_signature(signer.sign(hold)))
+        return Sealed(shell.store.sign(signer, hold))
 
 
 def _needed(exchange: X | None) -> X:

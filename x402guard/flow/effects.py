@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.ports import ChainQuestion
+from x402guard.flow.sealed import Sealed
 from x402guard.kernel.change_set import Scope
+from x402guard.kernel.proofs import Unsent
 from x402guard.kernel.rows import Hold
-from x402guard.kernel.sealed import Sealed
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.view import Change, Notice
 from x402guard.policy.approvals import ApprovalRequest
@@ -152,6 +153,10 @@ class SendFailed(Exception):  # noqa: N818 - a signal between driver and flow, n
         super().__init__(str(cause))
         self.cause = cause
         self.before_connection = before_connection
+
+    def unsent(self, hold_id: str) -> Unsent | None:
+        """Return the proof that no byte of the request with this payment has left, if that is certain."""
+        return Unsent(hold_id) if self.before_connection else None
 
 
 class Interrupted(BaseException):  # a signal between driver and flow, never seen by a user

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from x402guard.kernel.evm import Address
 from x402guard.kernel.rows import Hold
-from x402guard.kernel.signer import HoldLookup
+from x402guard.kernel.signer import Signable
 from x402guard.ledger.evidence import Finding, Unreadable
 
 
@@ -34,7 +34,7 @@ class Signer(Protocol):
     def inline(self) -> bool:
         """True if signing takes well under a millisecond and needs no other process or device."""
 
-    def bind(self, lookup: HoldLookup) -> None:
+    def bind(self, lookup: Signable) -> None:
         """Tie the signer to the ledger whose holds it may sign. Raises ``SignerError`` if it is tied to another."""
 
     def sign_cancellation(self, hold: Hold) -> bytes:

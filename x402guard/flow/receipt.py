@@ -8,9 +8,9 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import CallTimeout, PaidNotDelivered, SettlementUncertain
-from x402guard.kernel.money import dollars_to_nanos, nanos_to_decimal
 from x402guard.kernel.rows import Hold, HoldState
 from x402guard.ledger.evidence import named_transaction
+from x402guard.money import dollars_to_nanos, nanos_to_decimal
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.kernel.change_set import MarkKey, Scope
-from x402guard.kernel.rows import STARVED, HoldKind
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import (
     BUDGET,
     Refusal,
@@ -20,6 +20,7 @@ from x402guard.ledger.authorize import (
     refusal_marks,
     refused_mark,
 )
+from x402guard.ledger.stops import STARVED
 from x402guard.ledger.view import LedgerView
 
 

@@ -16,6 +16,7 @@ from x402guard.flow.ports import (
     WalletReader,
 )
 from x402guard.ledger.evidence import Finding, Unreadable
+from x402guard.ledger.proven import proven
 
 _Key = tuple[str, int, str]
 _NO_CHAIN = Unreadable("no chain is configured")
@@ -98,7 +99,7 @@ class SingleFlight:
 
 def _finding(question: HoldStatus, chain: ChainReader) -> Finding:
     try:
-        return chain.read(question.hold)
+        return proven(question.hold.payment(), chain.read(question.hold))
     except Exception as error:  # noqa: BLE001 - see ask
         return Unreadable(f"the chain reader failed: {type(error).__name__}")
 

@@ -12,12 +12,12 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.http.guarded import MeteredPayer
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
 from x402guard.llm.vendor_answers import as_mapping
+from x402guard.money import Dollars
 from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool

@@ -18,6 +18,7 @@ from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG, Shell, WritesLate
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
 from x402guard.guard.arguments import (
     Mode,
@@ -37,12 +38,11 @@ from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.delegating import aredeemed, redeemed
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, parse_limit
+from x402guard.guard.opening import Basis, kernel_opened, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.lost import enter_ends
@@ -52,6 +52,7 @@ from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.store import LedgerStore, MayBeAway
 from x402guard.ledger.view import LedgerView
 from x402guard.llm import Metering
+from x402guard.money import Dollars
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
@@ -178,11 +179,12 @@ class Guard(BudgetParent):
         try:
             self._observer = observed(telemetry)
             self.shell = replace(self.shell, observer=self._observer, late_writes=self._late_writes(shell.store))
+            shell.store.open_kernel(kernel_opened(self.context))
             gone = self._enter_instance(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
             if self.shell.signer is not None:
-                self.shell.signer.bind(self.shell.store.hold)
+                self.shell.signer.bind(self.shell.store.signable)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)
             self._heartbeat = Heartbeat(self._beat) if shell.store.is_shared else None
         except BaseException:

@@ -26,7 +26,7 @@ from x402guard.guard.unseen import clients_past_guard, refuse_aiohttp, unseen_li
 from x402guard.http.families import Library
 from x402guard.http.foreign import judge_leaving
 from x402guard.http.guarded import OnRefusal, has_guard
-from x402guard.kernel.money import Dollars
+from x402guard.money import Dollars
 from x402guard.views.report import Report
 
 _SEAM: Final = "_transport_for_url"  # the method of all clients, in both libraries, that chooses a request's transport

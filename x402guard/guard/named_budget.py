@@ -24,10 +24,10 @@ from x402guard.guard.opening import (
     session_request,
 )
 from x402guard.guard.session import Session
-from x402guard.kernel.money import Dollars
 from x402guard.kernel.rows import NodeKind
-from x402guard.kernel.windows import check_window
+from x402guard.ledger.budget_window import check_window
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
+from x402guard.money import Dollars
 from x402guard.policy.checks import SoftLimits
 from x402guard.policy.reach import reach_of
 from x402guard.tools.token_budget import TokenBudget

@@ -27,9 +27,9 @@ from x402guard.flow.address import is_loopback
 from x402guard.flow.background import Background
 from x402guard.flow.detached import Aside
 from x402guard.flow.shell import LOG, log_notice
+from x402guard.frozen import replace
 from x402guard.http.redaction import bare_url, hide_url
 from x402guard.http.request import mark_guarded
-from x402guard.kernel.frozen import replace
 from x402guard.ledger.view import Notice
 
 _PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)

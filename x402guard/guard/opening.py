@@ -10,20 +10,23 @@ from typing import Final, Literal, Self, get_args
 
 from msgspec import Struct
 
+from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import finish_closing
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
-from x402guard.kernel.change_set import Scope
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.llm.meter import Meter
+from x402guard.money import Dollars, dollars_to_nanos, format_dollars
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, parts_of
+from x402guard.stores.transacts import tokens_of
 from x402guard.tools.token_budget import TokenBudget
 
 _NONE: Final[frozenset[str]] = frozenset()
@@ -59,6 +62,17 @@ class Basis(Struct, frozen=True):
     shell: Shell
     context: Context
     meter: Meter
+
+
+def kernel_opened(context: Context) -> Opened:
+    """Return what the kernel is opened with for a guard: its tokens, and what no change may pass."""
+    return Opened(
+        tokens=tokens_of(context.registry.all()),
+        most_exposed=context.policy.most_exposed,
+        unsafe_trust_receipts=context.unsafe_trust_receipts,
+        memory_ms=context.memory_ms,
+        test_networks=TEST_NETWORKS,
+    )
 
 
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:

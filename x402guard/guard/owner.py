@@ -32,7 +32,7 @@ from x402guard.guard.owner_rows import (
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.budgets import as_line, unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
@@ -47,6 +47,7 @@ from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
 from x402guard.ledger.view import LedgerView
 from x402guard.ledger.watch import Limits
+from x402guard.money import Dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
 from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low
@@ -173,7 +174,7 @@ class Owner:
     def holds(self) -> list[HoldRow]:
         """Return every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
         marks = {instance_mark(key): row for key, row in self._store.marks("instance", "").items()}
-        view = LedgerView(now_ms=self._store.now_ms(), marks=marks)
+        view = LedgerView.of_marks(self._store.now_ms(), marks)
         return [HoldRow.of(view, hold) for hold in self._store.outstanding() if hold.kind is not HoldKind.TOKENS]
 
     def verify(self, against: Anchor | None = None, *, archives: bool = True) -> list[str]:

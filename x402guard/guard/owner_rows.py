@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Nanos, format_dollars, nanos_to_decimal
+from x402guard.frozen import replace
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.delegations import Delegation, standing_of
@@ -18,6 +18,7 @@ from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.views.words import printable
 
 

@@ -19,6 +19,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.drivers import finish_closing, run_in_daemon_thread, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
+from x402guard.frozen import replace
 from x402guard.guard.agent import Endings
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
@@ -35,8 +36,7 @@ from x402guard.guard.opening import (
     parse_limit,
     undoing_ids,
 )
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars, Nanos
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Node, NodeKind
 from x402guard.ledger.authorize import OUTLIVES_CHILD
 from x402guard.ledger.queries import Prediction, prediction_of
@@ -45,6 +45,7 @@ from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_no
 from x402guard.ledger.view import LedgerView
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import ModelPrice
+from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of

@@ -15,6 +15,7 @@ from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
+from x402guard.flow.sealed import forgetting
 from x402guard.http.asked import MAY_BE_LESS, Asked
 from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
@@ -22,7 +23,6 @@ from x402guard.http.frames import frames_of
 from x402guard.http.request import OutgoingRequest, lines_of
 from x402guard.http.response import decoded_body
 from x402guard.http.streams import AsyncReplay, Replay
-from x402guard.kernel.sealed import forgetting
 from x402guard.ledger.purchases import Presentation
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow
 from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.request import RequestFacts, route_of, routes_of
+from x402guard.frozen import replace
 from x402guard.http.request import lines_of, request_facts, unknown_payments
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy import Policy

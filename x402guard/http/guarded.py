@@ -18,6 +18,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
 from x402guard.flow.shell import Payer, Shell
+from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
@@ -36,7 +37,6 @@ from x402guard.http.request import (
 )
 from x402guard.http.response import is_followed, problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, called

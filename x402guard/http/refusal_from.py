@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from x402guard.errors import PaidNotDelivered, PaymentRefused, SettlementUncertain, X402GuardError
 from x402guard.http.response import REFUSAL
-from x402guard.kernel.money import Nanos, dollars_to_nanos
+from x402guard.kernel.money import Nanos
+from x402guard.money import dollars_to_nanos
 
 _MOST_CAUSES: Final = 100
 _URN: Final = "urn:x402guard:"

@@ -14,11 +14,11 @@ from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS, Address, address, door_of
 from x402guard.flow.effects import Send, SendFailed
 from x402guard.flow.request import RequestFacts
+from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
 from x402guard.http.leaving import CONNECT, TRACE, Leaving
 from x402guard.http.logical import LogicalRequest
 from x402guard.http.streams import AsyncRest, Buffered, Rest
-from x402guard.kernel.sealed import Sealed
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.steps import short_route
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in

@@ -5,7 +5,7 @@ All of it goes through bytes and back unchanged, so a kernel in a process of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -57,8 +57,6 @@ class Scope(Struct, frozen=True):
 class Token(Struct, frozen=True):
     """A token that may be signed for: its decimals, and the value of one whole token in nano-dollars."""
 
-    network: str
-    contract: str
     decimals: int
     peg_nanos: int = NANOS_PER_DOLLAR
 
@@ -74,7 +72,7 @@ class Opened(Struct, frozen=True):
     """What the kernel is opened with, once. No change set can alter it.
 
     Attributes:
-        tokens: the tokens that may be signed for.
+        tokens: the tokens that may be signed for, by ``NETWORK/CONTRACT``.
         root: the id of the wallet's node.
         most_exposed: nano-dollars that may be given back, in sum, before the blocks that show it are final.
         unsafe_trust_receipts: True if a server's claim about an ``upto`` gives back, where no chain can prove it.
@@ -83,7 +81,7 @@ class Opened(Struct, frozen=True):
         test_networks: networks whose clock their owner may move.
     """
 
-    tokens: tuple[Token, ...] = ()
+    tokens: Mapping[str, Token] = field(default_factory=dict)
     root: str = WALLET
     most_exposed: int = 0
     unsafe_trust_receipts: bool = False
@@ -93,20 +91,7 @@ class Opened(Struct, frozen=True):
 
     def token(self, network: str, contract: str) -> Token | None:
         """Return the token at *contract* on *network*, or None for one that the kernel does not know."""
-        return _by_contract(self.tokens).get((network, contract))
-
-
-_TABLES: Final[dict[int, tuple[tuple[Token, ...], dict[tuple[str, str], Token]]]] = {}
-
-
-def _by_contract(tokens: tuple[Token, ...]) -> dict[tuple[str, str], Token]:
-    """Return the tokens by network and contract. The tables that were asked for last are kept, by the identity of the tuple."""
-    known = _TABLES.get(id(tokens))
-    if known is None or known[0] is not tokens:
-        if len(_TABLES) > 64:
-            _TABLES.clear()
-        known = _TABLES[id(tokens)] = tokens, {(token.network, token.contract): token for token in tokens}
-    return known[1]
+        return self.tokens.get(f"{network}/{contract}")
 
 
 class Step(Struct, frozen=True):
@@ -132,12 +117,14 @@ class Now(Struct, frozen=True):
         now_ms: the same, and never below the last time of a row that was loaded. Entries are dated by it.
         unsigned: the holds that the signer was asked to forget, and that it had not been given.
         given: hold → how often its payment was given to the signer.
+        lost: the holds that this process has noted as committed, and that the ledger's server does not have.
     """
 
     clock_ms: int
     now_ms: int
     unsigned: frozenset[str] = frozenset()
     given: Mapping[str, int] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
 
 
 class Before(Struct):
@@ -220,8 +207,3 @@ class _Sent(Struct, frozen=True):
 
 _ENCODED: Final = Encoder().encode
 _DECODED: Final[Callable[[bytes], _Sent]] = Decoder(_Sent).decode
-
-
-def by_id(rows: Iterable[Any]) -> dict[str, Any]:
-    """Return rows by their id."""
-    return {row.id: row for row in rows}

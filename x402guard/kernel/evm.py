@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NewType
@@ -11,15 +10,6 @@ Address = NewType("Address", str)
 """A 20-byte address as ``0x`` and forty hex digits in EIP-55 mixed case."""
 
 MAX_UINT256: Final = 2**256 - 1
-ZERO_ADDRESS: Final = Address("0x" + "0" * 40)
-
-_HEX_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
-_HEX_HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
-
-
-def is_transaction(text: str) -> bool:
-    """True for the hash of a transaction: a seller may write any text there."""
-    return _HEX_HASH.fullmatch(text) is not None
 
 
 def keccak(data: bytes) -> bytes:
@@ -44,22 +34,6 @@ def checksum_address(raw: bytes) -> Address:
     # EIP-55: a letter is upper case where the same nibble of the hash is 8 or more.
     mixed = (c.upper() if n >= "8" else c for c, n in zip(lower, nibbles, strict=False))
     return Address("0x" + "".join(mixed))
-
-
-@lru_cache(maxsize=4096)
-def parse_address(text: str) -> Address:
-    """Return *text* as an ``Address``.
-
-    All-lower and all-upper hex is accepted; mixed case must be the correct EIP-55 checksum, which detects mistyped and
-    swapped letters. Raises ``ValueError`` otherwise.
-    """
-    if not isinstance(text, str) or not _HEX_ADDRESS.fullmatch(text):
-        raise ValueError(f"{str(text)[:60]!r} is not an address: 0x and forty hex digits")
-    address = checksum_address(bytes.fromhex(text[2:]))
-    digits = text[2:]
-    if address != text and digits not in (digits.lower(), digits.upper()):
-        raise ValueError(f"{text} fails its EIP-55 checksum; the address with these digits is {address}")
-    return address
 
 
 ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Literal
 
 from msgspec import Struct
-from msgspec.json import Decoder
 
 from x402guard.kernel.evm import Address
 
@@ -58,36 +55,9 @@ class Intent(Struct, frozen=True, gc=False):
     payment_id: str | None
     digest: str
 
-    def to_json(self) -> str:
-        """Return the intent as JSON. 256-bit numbers are written as text, because JSON readers lose their digits."""
-        return _text(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Intent:
-        """Return the intent written by ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        values = _DECODED(text)
-        if set(values) != set(_NAMES):
-            raise ValueError("the fields of the stored payment differ from those that this version of x402guard writes")
-        values["amount_atomic"] = int(values["amount_atomic"])
-        values["nonce"] = int(values["nonce"], 16)
-        return cls(**values)
-
     def dead_at(self, block_time: int) -> bool:
         """True if a block of *block_time* (unix seconds) can no longer take this payment.
 
         EIP-3009 requires t < validBefore; Permit2 refuses t > deadline.
         """
         return block_time >= self.valid_until if self.method == "eip3009" else block_time > self.valid_until
-
-
-_DECODED: Final = Decoder().decode
-_NAMES: Final = Intent.__struct_fields__
-_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
-
-
-@lru_cache(maxsize=256)  # a row is written several times, always with the same intent
-def _text(intent: Intent) -> str:
-    values: dict[str, Any] = {name: getattr(intent, name) for name in _NAMES}
-    values["amount_atomic"] = str(intent.amount_atomic)
-    values["nonce"] = f"0x{intent.nonce:064x}"
-    return _ENCODED(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -18,15 +18,6 @@ WALLET: Final = "wallet"
 """The id of the root node: the wallet's own budget."""
 
 NOTHING: Final = Nanos(0)
-
-OVER: Final = 0
-"""The end of a task's time that is past by any clock, in unix milliseconds."""
-
-TERMINATIONS: Final = (
-    "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
-    "rolled_back", "session_timeout", "spend_spike", "unexplained_transfer", "watchdog",
-)  # fmt: skip
-"""Every value of ``terminated_by`` except null."""
 
 
 class NodeKind(StrEnum):
@@ -63,16 +54,6 @@ class HoldKind(StrEnum):
     LLM = "llm"
     TOOL = "tool"
     TOKENS = "tokens"
-
-
-STARVED: Final = {HoldKind.PAYMENT: 1, HoldKind.LLM: 2, HoldKind.TOOL: 4}
-"""The bit of each kind in ``Node.starved``: set as one is refused for lack of budget, cleared as one is granted."""
-
-TASK_STARVED: Final = 8
-"""The bit of a refused delegation: a session that does the work itself, by whatever kind of call, is not short of it."""
-
-ALL_STARVED: Final = sum(STARVED.values()) | TASK_STARVED
-"""What a granted payment clears: there is room again."""
 
 
 class Evidence(StrEnum):
@@ -278,12 +259,27 @@ class Hold(Struct, frozen=True, gc=False):
     closed_ms: int = 0
     delivery: Delivery = Delivery.DONE
 
+    @property
+    def counts(self) -> int:
+        """The amount that the hold takes from its budgets now, in nano-dollars (tokens for a hold of kind ``tokens``)."""
+        return self.amount if self.state is HoldState.HELD else self.captured
+
+    @property
+    def first_captured(self) -> int:
+        """The amount that a captured hold counted at first, before any correction."""
+        end = _DECODED(self.ended_by) if self.ended_by else {}
+        return int(self.amount if end.get("event") == "lapse" else end.get("amount", self.captured))
+
     def payment(self) -> Intent:
         """Return the intent of a payment hold. Raises ``ValueError`` for a hold of another kind."""
         if self.intent is None:
             raise ValueError(f"hold {self.id} is not a payment")
         return self.intent
 
+
+NODE_FIXED: Final = ("parent_id", "kind", "name", "created_ms")
+HOLD_FIXED: Final = ("node_id", "kind", "amount", "created_ms", "deadline_unix", "purpose", "purchase_key", "intent")
+"""What never changes of a node, and of a hold. A file never writes these columns of a row again."""
 
 _ENCODED: Final = Encoder().encode
 _DECODED: Final = Decoder(dict[str, Any]).decode
@@ -323,3 +319,15 @@ class Entry(Struct, frozen=True, gc=False):
     def facts(self) -> Mapping[str, Any]:
         """Return ``data`` decoded. Raises ``ValueError`` if it is no JSON object."""
         return _DECODED(self.data)
+
+
+_LENDERS: Final = (NodeKind.WALLET, NodeKind.BUDGET)
+
+
+def lends(path: Sequence[Node]) -> bool:
+    """True if what the children of a node have drawn may stay idle with them, in a store that keeps idle budget.
+
+    *path* is the node and its ancestors. A wallet and a named budget lend. Nothing lends in a window: where a new window
+    begins, all that was drawn counts as captured before it.
+    """
+    return path[0].kind in _LENDERS and all(node.window is None for node in path)

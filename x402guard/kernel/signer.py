@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import coincurve
 from msgspec import Struct
@@ -16,13 +15,19 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
-from x402guard.kernel.cancellation import cancellation_data
 from x402guard.kernel.evm import ORDER, Address, checksum_address, keccak, normalise_signature
 from x402guard.kernel.rows import NOTHING, Delivery, Hold, HoldState
-from x402guard.kernel.typed_data import PERMIT2, typed_data
+from x402guard.kernel.typed_data import PERMIT2, cancellation_data, typed_data
 
-HoldLookup = Callable[[str], Hold | None]
-"""Reads one committed hold by its id."""
+
+class Signable(Protocol):
+    """What the kernel's signer is bound to: it reads committed rows, and keeps which payments were given out."""
+
+    def __call__(self, hold_id: str) -> Hold | None:
+        """Return a committed hold. Raises ``SignerError`` for a payment that may not be signed."""
+
+    def give(self, row: Hold) -> None:
+        """Note that a payment is signed. Raises ``SignerError`` for one that may not be signed, or not first here."""
 
 
 class AllowanceTerms(Struct, frozen=True):
@@ -77,7 +82,7 @@ class KeySigner:
         self._key = coincurve.PrivateKey(secret)
         del secret
         self._address = checksum_address(keccak(self._key.public_key.format(compressed=False)[1:])[12:])
-        self._lookup: HoldLookup | None = None
+        self._lookup: Signable | None = None
         self._lock = threading.Lock()
 
     @property
@@ -85,7 +90,7 @@ class KeySigner:
         """The account that pays."""
         return self._address
 
-    def bind(self, lookup: HoldLookup) -> None:
+    def bind(self, lookup: Signable) -> None:
         """Bind the signer permanently to the ledger whose holds it may sign."""
         with self._lock:
             if self._lookup is not None and self._lookup != lookup:
@@ -94,7 +99,11 @@ class KeySigner:
 
     def sign(self, hold: Hold) -> bytes:
         """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
-        return self._signed(_checked_digest(self._live(hold), self._address))
+        row = self._live(hold)
+        digest = _checked_digest(row, self._address)
+        if self._lookup is not None:
+            self._lookup.give(row)
+        return self._signed(digest)
 
     def sign_cancellation(self, hold: Hold) -> bytes:
         """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.

@@ -1,6 +1,6 @@
 """Builds what is signed: the EIP-712 message of a payment, from the fields of its intent only.
 
-Sources: EIP-3009 (TransferWithAuthorization); Permit2's SignatureTransfer (PermitWitnessTransferFrom); x402
+Sources: EIP-3009 (TransferWithAuthorization, cancelAuthorization); Permit2's SignatureTransfer (PermitWitnessTransferFrom); x402
 specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
 """
 
@@ -106,3 +106,15 @@ def typed_data(intent: Intent) -> TypedData:
     except KeyError:
         raise IllegalTransition(f"no scheme {intent.scheme!r} by {intent.method!r}") from None
     return way(intent)
+
+
+_CANCELLATION: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}
+
+
+def cancellation_data(intent: Intent) -> TypedData:
+    """Return the typed data that cancels *intent*, from its fields only. Raises ``ValueError`` if not EIP-3009."""
+    if intent.method != "eip3009":
+        raise ValueError(f"a signature cannot cancel a {intent.method} payment")
+    domain = Domain(intent.domain_name, intent.domain_version, intent.chain_id, intent.token)
+    message = {"authorizer": intent.payer, "nonce": f"0x{intent.nonce:064x}"}
+    return TypedData(domain, _CANCELLATION, "CancelAuthorization", message)

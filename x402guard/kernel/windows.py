@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import datetime as dt
 from functools import lru_cache
-from typing import Final, get_args
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from x402guard.errors import ConfigError
-from x402guard.kernel.rows import Node, Per, Window
+from x402guard.kernel.rows import HoldState, Node, Window
 
 _UTC: Final = "UTC"
 
 
-def check_window(per: object, tz: object) -> Window:
-    """Return a window. Raises ``ConfigError`` for an invalid period or a time zone unknown on this machine."""
-    period = next((known for known in get_args(Per) if known == per), None)
-    if period is None:
-        raise ConfigError(f"per: {per!r} is not one of 'day', 'week' and 'month'")
-    if not isinstance(tz, str):
-        raise ConfigError(f"tz: {tz!r} is not the name of a time zone; write a name such as 'UTC' or 'Europe/Berlin'")
-    if tz not in _names():
-        raise ConfigError(
-            f"tz: {tz!r:.80} is not a time zone that each machine knows; write a name such as 'UTC' or 'Europe/Berlin'"
-        )
-    return Window(period, tz)
-
-
 @lru_cache(maxsize=1)
-def _names() -> frozenset[str]:
+def zone_names() -> frozenset[str]:
     """Return the names that are the same on all machines: ``localtime`` and ``posix/…`` are known on some."""
     from importlib.resources import files  # not for ledgers without windows
 
@@ -49,7 +34,7 @@ def zone(tz: str) -> dt.tzinfo:
     """
     if tz == _UTC:
         return dt.UTC
-    if tz not in _names():
+    if tz not in zone_names():
         raise ValueError(f"{tz!r:.80} is no time zone of tzdata")
     from importlib.resources import files
     from zoneinfo import ZoneInfo
@@ -102,3 +87,46 @@ def rolled(node: Node, now_ms: int) -> Node:
     if start_ms < node.since_ms + _APART_MS:
         return node
     return replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)
+
+
+def closing_ms(begun_ms: int, clock_ms: int, *, lapses_ms: int | None = None) -> int:
+    """Return when a hold that is captured now closes, in unix ms: the window that counts it is the one this falls into.
+
+    Windows follow the clock and not the ledger's last time, which another machine's clock may have put into the next
+    window; and a window that has begun (at *begun_ms*, the latest on the hold's path) counts what closes in it. A lapse
+    closes at *lapses_ms*, its deadline, also if it is written days later; but while a window has begun in the future, by
+    a clock that was ahead, each deadline is before it, and it would count none.
+    """
+    now_ms = max(clock_ms, begun_ms)
+    if lapses_ms is None or begun_ms > clock_ms:
+        return now_ms
+    return min(now_ms, lapses_ms)
+
+
+class Taken(NamedTuple):
+    """What a hold takes: its state, what is captured and was captured first (nano-dollars), and when it closed (unix ms)."""
+
+    state: HoldState
+    captured: int
+    closed_ms: int
+    first: int
+
+
+def past_after(node: Node, before: Taken, after: Taken) -> int:
+    """Return ``past`` of a node after one step of a hold below it, in nano-dollars.
+
+    A correction counts in the window of the capture, if that is over: an amount given back frees no room in the current
+    window. An amount that is taken again after it was given back costs nothing in the current window, up to the amount
+    first captured; anything above that counts now. A hold that closes in a window that is over is counted there.
+    """
+    if node.window is None:
+        return node.past
+    if before.state is HoldState.CAPTURED:
+        if before.closed_ms >= node.since_ms:
+            return node.past
+        less = before.captured - after.captured
+        if less < 0:
+            less = min(before.captured, before.first) - min(after.captured, before.first)
+        return max(0, node.past - less)
+    closes_in_past = before.state is HoldState.HELD and after.state is HoldState.CAPTURED
+    return node.past + (after.captured if closes_in_past and after.closed_ms < node.since_ms else 0)

@@ -14,8 +14,8 @@ from typing import Any, Final
 from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import IllegalTransition
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.frozen import read_struct, readable, replace
 from x402guard.ledger.sessions import Closing, Ending, close_node, ending_of
 from x402guard.ledger.view import LedgerView
 
@@ -150,7 +150,6 @@ def claim_undo(view: LedgerView, action_id: str) -> Action | None:
     if action.state is ActionState.STAGED:
         return move_action(view, action_id, ActionState.UNDONE)
     claimed = replace(action, undoing=True)
-    view.restrains = True
     view.put_mark(action_mark(action_id), to_builtins(claimed))
     return claimed
 
@@ -212,7 +211,6 @@ def is_ending(view: LedgerView, run_id: str, session_id: str) -> bool:
 
 
 def _write(view: LedgerView, action: Action) -> Action:
-    view.restrains = True
     action = replace(action, at_ms=view.now_ms)
     view.put_mark(action_mark(action.id), to_builtins(action))
     facts = {"name": EVENTS[action.state], "action": action.id, "function": action.name}

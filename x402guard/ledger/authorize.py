@@ -12,23 +12,15 @@ from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import MAX_NANOS, Nanos, format_dollars
-from x402guard.kernel.rows import (
-    ALL_STARVED,
-    NOTHING,
-    OVER,
-    STARVED,
-    TASK_STARVED,
-    Hold,
-    HoldKind,
-    Node,
-    NodeKind,
-    NodeState,
-)
-from x402guard.kernel.table import Lapse
+from x402guard.kernel.money import MAX_NANOS, Nanos
+from x402guard.kernel.proofs import Proof
+from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.budgets import find_shortfall
+from x402guard.ledger.events import Lapse
+from x402guard.ledger.stops import ALL_STARVED, OVER, STARVED, TASK_STARVED
 from x402guard.ledger.transitions import apply, begin
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 BUDGET: Final = "budget"
 """The rule of the budget limits. It is an invariant of the ledger, so it applies even with an empty policy."""
@@ -138,7 +130,11 @@ def record_excused(view: LedgerView, node_id: str, hold_id: str | None = None) -
 
 
 def authorize(
-    view: LedgerView, hold: Hold, facts: Mapping[str, Any], finalizing: frozenset[str] = frozenset()
+    view: LedgerView,
+    hold: Hold,
+    facts: Mapping[str, Any],
+    finalizing: frozenset[str] = frozenset(),
+    proof: Proof | None = None,
 ) -> Hold | Refusal:
     """Write a hold if the node and its ancestors are open and every budget on the path has room for the amount.
 
@@ -158,7 +154,7 @@ def authorize(
     short = check_room(view, hold.node_id, hold.amount, finalizing)
     if short is not None:
         return short
-    written = begin(view, hold, facts)
+    written = begin(view, hold, facts, proof)
     record_excused(view, hold.node_id, written.id)
     if hold.kind in STARVED:
         note_granted(

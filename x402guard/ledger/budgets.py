@@ -12,15 +12,16 @@ process has a claim on it, so after a crash there is nothing to do.
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.kernel.money import Nanos, format_dollars
-from x402guard.kernel.rows import Hold, Node, NodeKind, NodeState
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Hold, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.windows import Taken, past_after
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 KILL_SWITCH: Final = "kill_switch"
 OVERSHOOT: Final = "overshoot"
@@ -204,32 +205,16 @@ def is_past_limit(view: LedgerView, node_id: str) -> bool:
     return room is not None and room < 0
 
 
-def first_captured(hold: Hold) -> int:
-    """Return what a captured hold counted at first, before any correction."""
-    end = json.loads(hold.ended_by or "{}")
-    return int(hold.amount if end.get("event") == "lapse" else end.get("amount", hold.captured))
-
-
-def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
-    """Count a correction of a captured amount in the window of its capture, if that window is over.
-
-    An amount given back frees no room in the current window. An amount that is taken again after it was given back
-    costs nothing in the current window, up to the amount first captured. Anything above that counts now.
-    """
-    less = hold.captured - amount
-    if less < 0:
-        first = first_captured(hold)
-        less = min(hold.captured, first) - min(amount, first)
-    for node in view.path(hold.node_id):
-        if node.window is not None and hold.closed_ms < node.since_ms:
-            view.put_node(replace(node, past=max(0, node.past - less)))
-
-
-def count_in_past(view: LedgerView, hold: Hold) -> None:
-    """Count a captured amount in the window in which its hold was closed, if that window is over."""
-    for node in view.path(hold.node_id):
-        if node.window is not None and hold.closed_ms < node.since_ms:
-            view.put_node(replace(node, past=node.past + hold.captured))
+def move_past(view: LedgerView, before: Hold, after: Hold) -> None:
+    """Count what one step of a hold moves in the windows that are over: see ``kernel.windows.past_after``."""
+    was, now = (
+        Taken(hold.state, hold.captured, hold.closed_ms, hold.first_captured if hold.state is HoldState.CAPTURED else 0)
+        for hold in (before, after)
+    )
+    for node in view.path(after.node_id):
+        past = past_after(node, was, now)
+        if past != node.past:
+            view.put_node(replace(node, past=past))
 
 
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
@@ -303,7 +288,6 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
         told = f"{node.kind} {node.name!r} would be tripped ({word}) outside shadow mode: {reason}"
         view.tell(WOULD_TRIP, "info", told, session=node_id, rule=word, logged_only=True)
         return
-    view.restrains = True
     reason = as_line(reason)
     named = {} if by is None else {"by": as_line(by)}
     view.record(node_id, "trip", facts={"word": word, "reason": reason, **named})

@@ -14,12 +14,13 @@ from typing import Any, Final
 from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import ConfigError, IllegalTransition
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.frozen import read_struct, readable, replace
-from x402guard.kernel.rows import OVER, Node, NodeState
+from x402guard.kernel.rows import Node, NodeState
 from x402guard.ledger.authorize import check_open
 from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
 from x402guard.ledger.owner import trip_node
+from x402guard.ledger.stops import OVER
 from x402guard.ledger.view import LedgerView
 
 
@@ -131,7 +132,6 @@ def known_delegation(view: LedgerView, session_id: str) -> Delegation:
 
 def offer(view: LedgerView, delegation: Delegation) -> Delegation:
     """Write a new delegation, and what was granted and removed into its journal."""
-    view.restrains = True
     granted = {name: value for name, value in delegation.request.items() if name not in _NOT_IN_JOURNAL}
     facts = {"name": "delegation_scope_narrowed", "removed": delegation.removed, "granted": granted}
     view.record(delegation.session, "event", facts=facts)
@@ -145,7 +145,6 @@ def add_key(view: LedgerView, delegation: Delegation, public: str) -> Delegation
     """Add the key of another token for a delegation, and return it; unchanged if it has the most tokens already."""
     if len(delegation.keys) >= MOST_KEYS:
         return delegation
-    view.restrains = True
     keyed = replace(delegation, keys=(*delegation.keys, public))
     view.put_mark(delegation_mark(delegation.session), to_builtins(keyed))
     return keyed
@@ -171,7 +170,6 @@ def move(view: LedgerView, session_id: str, to: DelegationState, **changes: Any)
     said = {} if moved.result is None else {"status": moved.result["status"]}
     view.record(session_id, "event", facts={**facts, **said, **({"reason": moved.reason} if moved.reason else {})})
     if to in (_S.ANSWERED, _S.REVOKED):
-        view.restrains = True
         node = view.node(session_id)
         view.put_node(replace(node, until_ms=OVER))
         withdraw(view, delegation.parent, session_id)

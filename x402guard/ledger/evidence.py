@@ -13,26 +13,28 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from x402guard.assets import TEST_NETWORKS
+from x402guard.evm import is_transaction
+from x402guard.frozen import replace
+from x402guard.kernel import proofs
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.evm import Address, is_transaction
-from x402guard.kernel.frozen import replace
+from x402guard.kernel.evm import Address
+from x402guard.kernel.given_back import CLOCK_S, EXPOSED, exposed_mark, proof_key
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import AtHead, ChainProof, Undone, UnusedPastDeadline
 from x402guard.kernel.rows import NOTHING, Claim, Evidence, Hold, HoldState
-from x402guard.kernel.table import Capture, Correct, Expire, Note, Reopen, Void
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.transitions import CANCELLED, apply, was_cancelled
+from x402guard.ledger.events import Capture, Correct, Expire, Note, Reopen, Void
+from x402guard.ledger.transitions import apply, was_cancelled
 from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 MAX_AHEAD_S: Final = 900
 """The maximum number of seconds that a block's time may be ahead of the ledger's clock to be believed."""
 
 TEST_AHEAD_S: Final = 400 * 86_400
 """``MAX_AHEAD_S`` for test networks: the owner of a local chain may move its time forward manually."""
-
-CLOCK_S: Final = 60
-"""By how many seconds the ledger's clock may be behind when a block shows that a payment can no longer be taken."""
 
 SURELY_LATER_S: Final = 30
 """A block shows a settlement undone only if it is more than this many seconds after the last read that showed it."""
@@ -54,12 +56,14 @@ class Settled(Struct, frozen=True):
         amount_atomic: the amount moved, in the token's atomic units.
         transaction, log_index: the Transfer log; with the network it is the proof of one hold, and of no other.
         final: True if the block cannot be undone.
+        proof: what the kernel takes: the same, with the payment's own names.
     """
 
     amount_atomic: int
     transaction: str
     log_index: int
     final: bool
+    proof: AtHead | None = None
 
 
 class Used(Struct, frozen=True):
@@ -73,12 +77,14 @@ class Cancelled(Struct, frozen=True):
 
     transaction: str
     final: bool
+    proof: proofs.Cancelled | None = None
 
 
 class Unused(Struct, frozen=True):
     """The nonce is unused as of a final block of ``block_time`` (unix seconds)."""
 
     block_time: int
+    proof: UnusedPastDeadline | None = None
 
 
 class Unreadable(Struct, frozen=True):
@@ -97,11 +103,6 @@ Finding = Settled | Used | Cancelled | Unused | Unreadable
 def proof_mark(network: str, finding: Settled) -> MarkKey:
     """Return the key of the mark that binds a settlement to the one hold that it proves."""
     return proof_key(network, finding.transaction, finding.log_index)
-
-
-def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
-    """Return the key of the proof mark for one Transfer log."""
-    return "proof", f"{network}/{transaction.lower()}/{log_index}"
 
 
 def proven_by(mark: Mapping[str, Any] | None) -> str | None:
@@ -135,6 +136,18 @@ def is_unsettled(hold: Hold, now_unix: int) -> bool:
     unshown = hold.captured > 0 and hold.proof is None and hold.deadline_unix >= now_unix - UNSHOWN_S
     proven = hold.evidence is Evidence.CHAIN and not alive and not unshown
     return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and not proven)
+
+
+def make_provable(view: LedgerView, hold: Hold) -> Hold:
+    """Note that a chain can prove how a payment ended, and return the hold: it is from before the chain was configured."""
+    provable = replace(hold, chain_evidence=True)
+    view.put_hold(provable)
+    return provable
+
+
+def note_checked(view: LedgerView, hold_id: str) -> None:
+    """Note that the chain was asked about a payment now."""
+    view.put_hold(replace(view.known_hold(hold_id), checked_ms=view.now_ms))
 
 
 def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: bool) -> Hold:
@@ -181,15 +194,6 @@ def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
-EXPOSED: Final[MarkKey] = ("exposed", "total")
-"""The mark with the sum of all remainders that were given back before their block was final, in nano-dollars."""
-
-
-def exposed_mark(hold_id: str) -> MarkKey:
-    """Return the key of the mark with one payment's part of that sum."""
-    return "exposed", hold_id
-
-
 def shown_mark(hold_id: str) -> MarkKey:
     """Return the key of the mark of when the chain last showed a payment taken, where that is not its last check."""
     return "shown", hold_id
@@ -228,11 +232,11 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding, *, most_exposed: Nan
     if after.state is not HoldState.CAPTURED or not after.captured:
         _forget_unshown(view, after)
     trip_exceeded(view, after.node_id)  # what was freed may be used again, and what was reopened counts in this window
-    _note_exposed(view, after)
+    note_exposed(view, after)
     return after
 
 
-def _note_exposed(view: LedgerView, hold: Hold) -> None:
+def note_exposed(view: LedgerView, hold: Hold) -> None:
     """Keep the sum of remainders in use that a block which is undone would take back."""
     head = hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CHAIN_HEAD
     exposed = hold.amount - hold.captured if head else 0
@@ -280,21 +284,21 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
         case Settled():
             return _settle(view, hold, finding, most_exposed)
         case Used(final=False) if hold.captured < hold.amount and _was_undone(hold, None):
-            return _take(view, apply(view, hold.id, Reopen(0)), hold.amount, Evidence.CHAIN_HEAD, None)
+            return _take(view, _reopen(view, hold, Reopen(0)), hold.amount, Evidence.CHAIN_HEAD, None)
         case Used(final):
             after = _take(view, hold, hold.amount, _chain(final=final), None)
             if before.evidence is not Evidence.CHAIN:  # one that has explained a Transfer explains no second one
                 note_unshown(view, after)
             return after
-        case Cancelled(transaction, final=True):
-            return _cancel(view, hold, transaction)
+        case Cancelled(_, final=True):
+            return _cancel(view, hold, finding)
         case Cancelled(transaction) if was_cancelled(hold) or (hold.captured < hold.amount and _was_undone(hold, None)):
             by = view.mark(cancelled_mark(hold.id)) if hold.state is HoldState.CAPTURED else None
             if was_cancelled(hold, transaction) or (not hold.captured and by == {"transaction": transaction}):
                 return hold  # a node that is behind the one that has shown it final
-            return apply(view, hold.id, Reopen(0))
-        case Unused(block_time):
-            return _unused(view, hold, block_time)
+            return _reopen(view, hold, Reopen(0))
+        case Unused():
+            return _unused(view, hold, finding)
         case _:
             return hold
 
@@ -308,17 +312,23 @@ def _is_older(hold: Hold, shown_ms: int, block_time: int) -> bool:
     )
 
 
-def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
+def _reopen(view: LedgerView, hold: Hold, event: Reopen) -> Hold:
+    payment = hold.payment()
+    return apply(view, hold.id, event, Undone(payment.network, payment.token, payment.payer, hold.id))
+
+
+def _cancel(view: LedgerView, hold: Hold, finding: Cancelled) -> Hold:
     if hold.state is HoldState.HELD:
         _note_contradiction(view, hold, Nanos(0))
-        return apply(view, hold.id, Void(f"{CANCELLED} by {transaction}"))
+        return apply(view, hold.id, Void(f"cancelled on chain by {finding.transaction}"), finding.proof)
     if hold.state is not HoldState.CAPTURED:
         return hold
-    view.put_mark(cancelled_mark(hold.id), {"transaction": transaction})
-    return _take(view, hold, Nanos(0), Evidence.CHAIN, None)
+    view.put_mark(cancelled_mark(hold.id), {"transaction": finding.transaction})
+    return _take(view, hold, Nanos(0), Evidence.CHAIN, None, shown=finding.proof)
 
 
-def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
+def _unused(view: LedgerView, hold: Hold, finding: Unused) -> Hold:
+    block_time = finding.block_time
     is_test = hold.payment().network in TEST_NETWORKS
     if block_time > view.now_unix + (TEST_AHEAD_S if is_test else MAX_AHEAD_S):
         return hold  # the node's block time cannot be right, so it must not free a budget
@@ -327,13 +337,13 @@ def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
         return hold  # by the ledger's own clock the payment is still good
     if hold.state is HoldState.HELD and dead:
         _note_contradiction(view, hold, Nanos(0))
-        return apply(view, hold.id, Expire(block_time))
+        return apply(view, hold.id, Expire(block_time), finding.proof)
     if hold.state is HoldState.CAPTURED and dead:
         # Captured on a claim, or by a block that was undone: it was not settled and never can be.
-        return _take(view, replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
+        return _take(view, replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None, shown=finding.proof)
     on_chain = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     if not dead and (on_chain or was_cancelled(hold)):
-        return apply(view, hold.id, Reopen(block_time))
+        return _reopen(view, hold, Reopen(block_time))
     return hold
 
 
@@ -350,7 +360,7 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
     if not finding.final and _was_undone(hold, key[1]):
         same = amount == hold.captured == hold.amount  # one that stays open has another window at its next step
-        hold = apply(view, hold.id, Reopen(0, same=same))  # another block has settled it since
+        hold = _reopen(view, hold, Reopen(0, same=same))  # another block has settled it since
         if amount < hold.amount:
             return hold  # a block that can still be undone frees nothing
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
@@ -359,7 +369,7 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     used = hold.state is HoldState.HELD and _may_expose(view, hold.amount - amount, most_exposed)
     if not finding.final and amount < hold.amount and not higher and not used:
         return hold  # a block that can still be undone frees nothing; the chain is asked again later
-    after = _take(view, hold, amount, _chain(final=finding.final), key[1])
+    after = _take(view, hold, amount, _chain(final=finding.final), key[1], shown=finding.proof)
     if after.proof == key[1]:
         view.put_mark(key, {"hold": hold.id})
         _forget_unshown(view, hold)
@@ -459,16 +469,24 @@ def _chain(*, final: bool) -> Evidence:
     return Evidence.CHAIN if final else Evidence.CHAIN_HEAD
 
 
-def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> Hold:
+def _take(
+    view: LedgerView,
+    hold: Hold,
+    amount: Nanos,
+    evidence: Evidence,
+    proof: str | None,
+    *,
+    shown: ChainProof | None = None,
+) -> Hold:
     if hold.state is HoldState.HELD:
         note_settlement(view, hold, amount)
         _note_contradiction(view, hold, amount, shown=proof is not None)
-        return apply(view, hold.id, Capture(amount, evidence, proof))
+        return apply(view, hold.id, Capture(amount, evidence, proof), shown)
     if hold.state is HoldState.CAPTURED and not _is_better(hold, amount, evidence, proof):
         return hold
     if hold.captured != amount:
         _note_contradiction(view, hold, amount, shown=proof is not None or amount == 0)
-    return apply(view, hold.id, Correct(amount, evidence, proof))
+    return apply(view, hold.id, Correct(amount, evidence, proof), shown)
 
 
 def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> bool:

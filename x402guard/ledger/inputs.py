@@ -13,8 +13,8 @@ from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.frozen import read_struct, readable, replace
 from x402guard.ledger.view import LedgerView
 
 MOST_INPUTS: Final = 100

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.kernel.evm import is_transaction
+from x402guard.evm import is_transaction
 from x402guard.kernel.rows import Entry, HoldKind
 from x402guard.ledger.evidence import transaction_of
 
@@ -109,7 +109,7 @@ def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
 
 
 def _change(line: HoldLine, entry: Entry, evidence: str | None) -> None:
-    """Note a change of what is captured: as it happened, and as windows count it (see ``budgets.correct_past``)."""
+    """Note a change of what is captured: as it happened, and as windows count it (see ``kernel.windows.past_after``)."""
     before, amount = line.captured, entry.captured
     line.captured += amount
     if line.first == 0 and entry.event in ("capture", "lapse", "correct"):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
 from x402guard.kernel.change_set import MarkKey, Scope
 from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import Lost, Proof
 from x402guard.kernel.rows import (
     WALLET,
     Claim,
@@ -24,8 +25,8 @@ from x402guard.kernel.rows import (
     NodeKind,
     Purpose,
 )
-from x402guard.kernel.table import Capture, Correct, Note
 from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
+from x402guard.ledger.events import Capture, Correct, Note
 from x402guard.ledger.evidence import claim_settlement
 from x402guard.ledger.purchases import hand_over, lose, presentation_of, take_back
 from x402guard.ledger.transitions import apply, begin
@@ -40,7 +41,6 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
 
     *lost* (nano-dollars) is captured in the wallet as a hold with the id *hold_id*.
     """
-    view.restrains = True
     view.record(WALLET, "event", facts={"name": "restored", "lost": lost, "by": by})
     if lost:
         facts = {"kind": HoldKind.TOOL, "amount": lost, "tool": RESTORED, "deadline": view.now_unix}
@@ -158,7 +158,7 @@ def _enter(view: LedgerView, each: Written) -> None:
         doubt="the ledger's server has lost it" if is_payment else None,
         delivery=Delivery.LOST if is_payment else hold.delivery,
     )
-    begin(view, again, each.facts)
+    begin(view, again, each.facts, Lost(hold.id))
     if hold.state is HoldState.CAPTURED and not is_payment:
         apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note=_AGAIN))
     trip_exceeded(view, again.node_id)
@@ -186,7 +186,7 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         hold_id: the hold of the call or the payment.
-        capture: what a call has cost.
+        capture: what a call has cost. *proof*: why that may be less than was held.
         trips: the word and the reason if that trips the session.
         claim: what the server says was settled; *believe* if that is captured.
         doubt: why the outcome of the payment is unknown, whatever is claimed.
@@ -196,6 +196,7 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
 
     hold_id: str
     capture: Capture | None = None
+    proof: Proof | None = None
     trips: tuple[str, str] | None = None
     claim: Claim | None = None
     believe: bool = False
@@ -257,7 +258,7 @@ def _enter_end(view: LedgerView, end: LateEnd) -> bool:
     if hold is None:
         return end.capture is not None and _count_archived(view, end, end.capture)
     if end.capture is not None:
-        _enter_bill(view, hold, end.capture, end.trips)
+        _enter_bill(view, hold, end)
     if end.doubt is not None:
         if hold.state is HoldState.HELD:
             apply(view, hold.id, Note(end.doubt, end.claim))
@@ -297,16 +298,19 @@ def _in_wallet(view: LedgerView, hold_id: str, amount: Nanos, why: str) -> Hold:
     )
 
 
-def _enter_bill(view: LedgerView, hold: Hold, bill: Capture, trips: tuple[str, str] | None) -> None:
+def _enter_bill(view: LedgerView, hold: Hold, end: LateEnd) -> None:
     """Capture a bill; after its hold has ended without evidence, what is above that is owed."""
+    bill = end.capture
+    if bill is None:
+        return
     if hold.state is HoldState.HELD:
-        apply(view, hold.id, bill)
+        apply(view, hold.id, bill, end.proof)
     elif hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.ASSUMED:
         return
     elif bill.amount > hold.captured:
         apply(view, hold.id, Correct(bill.amount, bill.evidence))
-    if trips is not None:
-        trip_session(view, hold.node_id, *trips)
+    if end.trips is not None:
+        trip_session(view, hold.node_id, *end.trips)
 
 
 _AGAIN: Final = "entered again: the ledger's server had lost it"

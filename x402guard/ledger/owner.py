@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import ByOwner
 from x402guard.kernel.rows import (
     WALLET,
     Node,
@@ -29,6 +30,7 @@ from x402guard.ledger.budgets import (
 )
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 _NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 
@@ -76,7 +78,7 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
             f"session: {node_id!r} has used ${used} of ${format_dollars(node.limit or 0)}; raise its limit first: "
             + shlex.join(("x402guard", "budget", "set", node_id, used))  # no $, which a shell reads as a variable
         )
-    view.restrains = True  # an owner's command has to survive a power cut
+    view.prove(ByOwner(node_id, "reset", by))
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})
     message = f"{node.kind} {node.name!r} was reset by {by}"
     view.tell(
@@ -96,7 +98,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     node = known_budget(view, node_id)
     if node.limit == limit:
         return node
-    view.restrains = True
+    view.prove(ByOwner(node_id, "limit", by))
     view.record(node_id, "limit", facts={"from": node.limit, "to": limit, "by": by})
     before = view.mark(owner_mark(node_id))
     # Its process keeps asking for the limit that it had; if it has lowered it since the last change, for the new one.
@@ -144,7 +146,6 @@ def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int], captured: C
     Times of budgets that are in the future become the present; *ahead* is what ``windows_ahead`` has found. So do those of
     *captured* holds, the ids of those that the chain can still correct: else a correction would count in a later window.
     """
-    view.restrains = True
     view.record(WALLET, "event", facts={"name": "clock_accepted", "by": by, "ahead_ms": -view.behind_ms})
     view.put_mark(CLOCK_MARK, {"at_ms": view.clock_ms})
     for node in view.nodes():
@@ -153,6 +154,7 @@ def accept_time(view: LedgerView, by: str, ahead: Mapping[str, int], captured: C
             since_ms, past = window_start_ms(node.window, view.clock_ms), min(past, ahead.get(node.id, 0))
         last_ms = min(node.last_ms, view.clock_ms)
         if (since_ms, last_ms) != (node.since_ms, node.last_ms):
+            view.prove(ByOwner(node.id, "clock", by))
             view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms, past=past))
             trip_exceeded(view, node.id)
     for hold in map(view.hold, captured):

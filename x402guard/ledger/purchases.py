@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.proofs import ByOwner, PayAgain
 from x402guard.kernel.rows import Delivery, Hold, HoldState
+from x402guard.kernel.table import FORGIVE
 from x402guard.ledger.view import LedgerView
 
 DEFAULT_FLIGHT_S: Final = 270
@@ -173,9 +175,11 @@ def lose(view: LedgerView, presentation: Presentation) -> Hold:
     return _put(view, replace(hold, flying_since_ms=view.now_ms), Delivery.LOST)
 
 
-def close_purchase(view: LedgerView, hold_id: str) -> Hold:
+def close_purchase(view: LedgerView, hold_id: str, proof: PayAgain | ByOwner) -> Hold:
     """Close an open purchase without its answer, so that the next identical request signs a new payment."""
-    return _put(view, view.known_hold(hold_id), Delivery.FORGIVEN)
+    after = replace(view.known_hold(hold_id), delivery=Delivery.FORGIVEN)
+    view.take_step(FORGIVE, after, proof)
+    return after
 
 
 def forgive(view: LedgerView, hold_id: str, by: str, *, unsafe_in_flight: bool = False) -> Hold:
@@ -198,7 +202,7 @@ def forgive(view: LedgerView, hold_id: str, by: str, *, unsafe_in_flight: bool =
             public=hold.id,
         )
     view.record(hold.node_id, "forgive", hold_id=hold_id, facts={"by": by})
-    return close_purchase(view, hold_id)
+    return close_purchase(view, hold_id, ByOwner(hold.node_id, "forgive", by))
 
 
 def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey, Scope
 from x402guard.kernel.evm import Address
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Node, NodeKind, NodeState, Window
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.budgets import balance_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 
 class NodeRequest(Struct, frozen=True):
@@ -59,7 +60,6 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
     it.
     """
     if not view.has_node(WALLET):
-        view.restrains = True
         view.put_node(Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms, soft=soft))
         view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit})
         return view.node(WALLET)
@@ -159,6 +159,11 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     return view.node(node.id)
 
 
+def leave_unopened(view: LedgerView, node: Node) -> None:
+    """Let a new node be open in no process."""
+    view.put_node(replace(node, openers=()))
+
+
 def _shown(window: Window | None) -> str:
     return "none" if window is None else f"{window.per} in {window.tz}"
 
@@ -222,7 +227,6 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
         raise ConfigError(f"id: {request.id!r} {reason}; choose another id")
     if "/" not in request.id and view.mark(name_mark(request.name)) is None:
         view.put_mark(name_mark(request.name), {"id": request.id})
-    view.restrains = True
     node = Node(
         id=request.id,
         parent_id=view.node(request.parent_id).id,
@@ -247,7 +251,6 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
 
 
 def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
-    view.restrains = True
     view.record(node.id, "limit", facts={"from": node.limit, "to": limit})
     view.put_node(replace(view.node(node.id), limit=limit))
     balance_grants(view, node.id)

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from x402guard.kernel.change_set import Scope
+from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Entry, Hold, Node
+from x402guard.kernel.signer import Signable
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.view import Change
 
@@ -138,6 +140,16 @@ class LedgerStore(LedgerReads, Protocol):
         the changed rows and entries. If the change raises, nothing is written. Raises ``IllegalTransition`` for a change
         that restrains in a scope that is not durable.
         """
+
+    def open_kernel(self, opened: Opened) -> None:
+        """See ``kernel.ledger.Ledger.open_kernel``."""
+
+    @property
+    def signable(self) -> Signable:
+        """See ``kernel.ledger.Ledger.signable``."""
+
+    def sign(self, signer: Signs, hold: Hold) -> bytes:
+        """See ``kernel.ledger.Ledger.sign``."""
 
     def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
         """Give the ledger as it stands at one moment: all that is read of it agrees, while others go on writing."""

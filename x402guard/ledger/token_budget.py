@@ -16,9 +16,10 @@ from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
-from x402guard.kernel.table import Capture, Correct, Void
 from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.bills import STATED
 from x402guard.ledger.budgets import note_soft_limits
+from x402guard.ledger.events import Capture, Correct, Void
 from x402guard.ledger.transitions import apply, begin, has_lapsed
 from x402guard.ledger.view import LedgerView
 
@@ -153,9 +154,9 @@ def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int
     if hold.state is not HoldState.HELD:
         raise ConfigError("reservation: it has already ended; call allocate() again, or record_usage() without it")
     if used is None:
-        apply(view, hold_id, Void("released"))
+        apply(view, hold_id, Void("released"), STATED)
         return
-    apply(view, hold_id, Capture(Nanos(used), Evidence.ESTIMATE))
+    apply(view, hold_id, Capture(Nanos(used), Evidence.ESTIMATE), STATED)
     _note_soft(view, limit)
 
 
@@ -195,7 +196,7 @@ def release_call_tokens(view: LedgerView, hold_id: str) -> None:
     """Give back the tokens that were reserved for an LLM call that was never billed."""
     reservation = view.hold(call_tokens(hold_id))
     if reservation is not None and reservation.state is HoldState.HELD:
-        apply(view, reservation.id, Void("released"))
+        apply(view, reservation.id, Void("released"), STATED)
 
 
 def _note_soft(view: LedgerView, limit: TokenLimit) -> None:

@@ -13,16 +13,20 @@ from typing import Any, Final
 from msgspec.structs import asdict, replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.money import MAX_NANOS, Nanos, format_dollars
+from x402guard.kernel.money import MAX_NANOS, Nanos
+from x402guard.kernel.proofs import Cancelled, Proof
 from x402guard.kernel.rows import NOTHING, Evidence, Hold, HoldKind, HoldState
-from x402guard.kernel.table import TABLE, Capture, Correct, Event, Expire, Lapse, Note, Reopen, Void
-from x402guard.ledger.budgets import balance_grants, correct_past, count_in_past, note_soft_limits, trip_exceeded
+from x402guard.kernel.table import AUTHORIZE
+from x402guard.kernel.windows import closing_ms
+from x402guard.ledger.budgets import balance_grants, move_past, note_soft_limits, trip_exceeded
+from x402guard.ledger.events import TABLE, Capture, Correct, Event, Expire, Lapse, Note, Reopen, Void
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 
 _HELD, _CAPTURED, _VOIDED, _EXPIRED = HoldState.HELD, HoldState.CAPTURED, HoldState.VOIDED, HoldState.EXPIRED
 
 
-def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
+def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any], proof: Proof | None = None) -> Hold:
     """Write a new hold in state HELD. The function ``authorize`` has already decided that it fits.
 
     Returns the hold as written, or the stored hold if it has the same contents (a repeated transaction). Raises
@@ -40,15 +44,14 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
         raise IllegalTransition(f"hold {hold.id} already exists with other contents")
     if not 0 < hold.amount <= MAX_NANOS:
         raise IllegalTransition(f"a hold of {hold.amount} nano-dollars cannot be written")
-    view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost token reservation risks no money
-    view.put_hold(hold)
+    view.take_step(AUTHORIZE, hold, proof)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
     balance_grants(view, hold.node_id, None)
     return hold
 
 
-def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
-    """Apply one event of the table and return the hold after it.
+def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = None) -> Hold:
+    """Apply one event of the table and return the hold after it. What lowers the amount that it counts needs a *proof*.
 
     Raises ``IllegalTransition`` if the table or a condition forbids the event; the view is then unchanged.
     """
@@ -62,27 +65,23 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     objection = _objection(view, hold, event)
     if objection is not None:
         raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
-    after = _after(hold, event, target)
+    after = _after(hold, event, target, proof)
     if after.state is _CAPTURED and not hold.closed_ms:
         after = replace(after, closed_ms=_closed_ms(view, hold, event))
     held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
-    view.restrains = view.restrains or (counted_after > counted_before and hold.kind is not HoldKind.TOKENS)
     view.record(
         hold.node_id,
         name,
-        hold_id=hold_id,
+        hold_id=hold.id,
         held=held,
         captured=after.captured - hold.captured,
         facts=_facts(after, event),
     )
-    view.put_hold(after)
+    view.take_step(name, after, proof)
     balance_grants(view, hold.node_id, hold.amount)
-    if hold.state is _CAPTURED:
-        correct_past(view, hold, after.captured)
-    elif after.state is _CAPTURED and hold.state is _HELD:
-        count_in_past(view, after)
+    move_past(view, hold, after)
     # ``weigh`` alone reopens. It looks at the limit itself, because a second event may follow.
     if counted_after > counted_before and not isinstance(event, Reopen):
         trip_exceeded(view, hold.node_id)
@@ -93,18 +92,10 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
 
 
 def _closed_ms(view: LedgerView, hold: Hold, event: Event) -> int:
-    """Return when a captured hold closes, in unix ms: the window that counts it has to be the one that this falls into.
-
-    Windows follow the clock and not the ledger's last time, which another machine's clock may have put into the next
-    window; and a window that has begun counts what closes in it. A lapse closes at the deadline, also if it is written
-    days later; but while a window has begun in the future, by a clock that was ahead, each deadline is before it, and it
-    would count none.
-    """
+    """Return when a captured hold closes, in unix ms: see ``kernel.windows.closing_ms``."""
     begun_ms = max((node.since_ms for node in view.path(hold.node_id) if node.window is not None), default=0)
-    now_ms = max(view.clock_ms, begun_ms)
-    if not isinstance(event, Lapse) or begun_ms > view.clock_ms:
-        return now_ms
-    return min(now_ms, max(hold.created_ms, hold.deadline_unix * 1000))
+    lapses_ms = max(hold.created_ms, hold.deadline_unix * 1000) if isinstance(event, Lapse) else None
+    return closing_ms(begun_ms, view.clock_ms, lapses_ms=lapses_ms)
 
 
 _LOGGED: Final = {HoldKind.PAYMENT: "payment", HoldKind.LLM: "llm_call", HoldKind.TOOL: "tool_use"}
@@ -123,14 +114,10 @@ def _log_capture(view: LedgerView, hold: Hold, event: Capture) -> None:
     view.tell(kind, "info", message, session=hold.node_id, amount=event.amount, facts=facts, logged_only=True)
 
 
-CANCELLED: Final = "cancelled on chain"
-"""The prefix of a void's reason if the chain has shown the cancellation."""
-
-
 def was_cancelled(hold: Hold, transaction: str = "") -> bool:
     """True if a hold was voided because the chain showed its cancellation: by *transaction*, if one is named."""
-    reason = json.loads(hold.ended_by or "{}").get("reason", "") if hold.state is _VOIDED else ""
-    return str(reason).startswith(f"{CANCELLED} by {transaction}" if transaction else CANCELLED)
+    shown = hold.state is _VOIDED and hold.evidence is Evidence.CHAIN
+    return shown and transaction in ("", (hold.proof or "").rpartition("/")[2])
 
 
 def _was_shown(hold: Hold) -> bool:
@@ -199,15 +186,15 @@ def _correction_objection(hold: Hold, event: Correct) -> str | None:
     return None
 
 
-def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
+def _after(hold: Hold, event: Event, target: HoldState, proof: Proof | None) -> Hold:
     match event:
         case Note(doubt, claim):
             # A claim is an answer, so the doubt about a missing answer ends.
             return replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
-        case Capture(amount=amount, evidence=evidence, proof=proof) | Correct(amount, evidence, proof):
+        case Capture(amount=amount, evidence=evidence, proof=shown) | Correct(amount, evidence, shown):
             ended_by = hold.ended_by or _as_json(event)
             captured = Nanos(amount)
-            return replace(hold, state=target, captured=captured, evidence=evidence, proof=proof, ended_by=ended_by)
+            return replace(hold, state=target, captured=captured, evidence=evidence, proof=shown, ended_by=ended_by)
         case Lapse():
             return replace(
                 hold, state=target, captured=hold.amount, evidence=Evidence.ASSUMED, ended_by=_as_json(event)
@@ -223,6 +210,9 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
                 closed_ms=hold.closed_ms if event.same else 0,
                 doubt=_UNDONE,
             )
+        case Void() if isinstance(proof, Cancelled):
+            by = f"{proof.network}/{proof.transaction}"
+            return replace(hold, state=target, evidence=Evidence.CHAIN, proof=by, ended_by=_as_json(event))
         case Void() | Expire():
             return replace(hold, state=target, ended_by=_as_json(event))
 

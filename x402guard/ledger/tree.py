@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Node, NodeKind
-
-_LENDERS: Final = (NodeKind.WALLET, NodeKind.BUDGET)
+from x402guard.kernel.rows import Node
+from x402guard.kernel.rows import lends as path_lends
 
 
 def lends(nodes: Mapping[str, Node], node_id: str) -> bool:
-    """True if what the children of a node have drawn may stay idle with them, in a store that keeps idle budget.
-
-    A wallet and a named budget lend. Nothing lends in a window: where a new window begins, all that was drawn counts as
-    captured before it.
-    """
-    above = path(nodes, node_id)
-    return above[0].kind in _LENDERS and all(node.window is None for node in above)
+    """True if the children of a node may keep idle budget, in a store that keeps it. See ``kernel.tree.lends``."""
+    return path_lends(path(nodes, node_id))
 
 
 def borrows(nodes: Mapping[str, Node], node: Node) -> bool:

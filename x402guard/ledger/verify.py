@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.frozen import readable
+from x402guard.frozen import readable
 from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds

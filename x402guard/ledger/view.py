@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, NoReturn, TypeVar
@@ -13,11 +13,13 @@ from msgspec.json import Encoder
 from msgspec.structs import replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos, nanos_to_decimal
-from x402guard.kernel.rows import Entry, Hold, HoldState, Node, entry_hash
+from x402guard.kernel.change_set import Before, ChangeSet, MarkKey, Step
+from x402guard.kernel.load import Loaded
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import ByOwner, Proof
+from x402guard.kernel.rows import Entry, Hold, HoldState, Node, entry_hash, lends
 from x402guard.kernel.windows import rolled
-from x402guard.ledger.tree import borrows, lends
+from x402guard.money import nanos_to_decimal
 
 R = TypeVar("R")
 
@@ -94,23 +96,13 @@ class LedgerView:
     A view serves one run of one change: a store may discard it and run the change again on a new view. The attribute
     ``now_ms`` is the store's clock in unix milliseconds, and never below the last timestamp of a node in view.
 
-    Args:
-        now_ms: the store's clock, in unix milliseconds.
-        ahead_ms: how far the machine's clock is ahead of the store's clock, in milliseconds; 0 if it is believed.
-        nodes, holds: the rows loaded.
-        marks: the marks asked for that exist, decoded, by key.
-        purchase: ids of the holds with the purchase key of the scope whose answer was not handed over, oldest first.
-        bought: id of the last hold with that key whose answer was handed over, if the scope asks for it.
-        due: ids of the live holds in view that lapse at their own deadline and are past it.
-        sweep: ids of the payment holds whose outcome a chain may prove.
-        out: (network, token) → nano-dollars of its live payments that no server has claimed.
-        find_busy: returns every node of the ledger that keeps idle budget or holds something, and all nodes above
-            them; None in a store where no node keeps idle budget.
-
     Attributes:
         node: id → a node in view; raises ``IllegalTransition`` for one outside the scope.
         hold: id → a hold in view, or None.
         mark: key → a mark of the scope, or None if it does not exist.
+        unsigned: hold → the kernel's proof that it was never given to the signer and never will be, or None.
+        clock_ms, ahead_ms: the store's clock, and how far the machine's clock is ahead of it; 0 if it is believed.
+        purchase, bought, due, sweep, out: see ``kernel.load.Loaded``.
         killed_by: the path of the existing kill file, or ""; set by the driver that runs the change.
         shadow: True if the owner's rules refuse and trip nothing; set by the driver that runs the change.
         is_logged: False if no log and no observer takes notices of ``info`` for it alone; set by the driver that runs the change.
@@ -118,53 +110,52 @@ class LedgerView:
         recheck: True if the chain has to be asked soon, in the background, about what this change has written.
     """
 
-    restrains = False
     killed_by = ""
     shadow = False
     is_logged = True
     recheck = False
 
-    def __init__(
-        self,
-        *,
-        now_ms: int,
-        ahead_ms: int = 0,
-        nodes: Iterable[Node] = (),
-        holds: Iterable[Hold] = (),
-        marks: Mapping[MarkKey, Mapping[str, Any]] | None = None,
-        purchase: Iterable[str] = (),
-        bought: str | None = None,
-        due: Iterable[str] = (),
-        sweep: Iterable[str] = (),
-        out: Mapping[tuple[str, str], int] | None = None,
-        find_busy: Callable[[], Iterable[Node]] | None = None,
-    ) -> None:
-        self._find_busy = find_busy
-        self._nodes = known = _Nodes()
-        last_ms = now_ms
-        for node in nodes:
-            last_ms = max(last_ms, node.last_ms)
-            # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
-            known[node.id] = node if node.window is None else rolled(node, now_ms)
-        self.now_ms = last_ms
-        self._holds = {hold.id: hold for hold in holds}
-        self._marks = dict(marks or {})
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.clock_ms, self.ahead_ms, self.now_ms = loaded.clock_ms, loaded.ahead_ms, loaded.now_ms
+        self._nodes = _Nodes()
+        for node in loaded.before.nodes.values():
+            if node is not None:
+                # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
+                self._nodes[node.id] = node if node.window is None else rolled(node, self.clock_ms)
+        self._holds = {hold.id: hold for hold in loaded.before.holds.values() if hold is not None}
+        self._marks = {key: mark for key, mark in loaded.before.marks.items() if mark is not None}
         self.node: Callable[[str], Node] = self._nodes.__getitem__
         self.hold: Callable[[str], Hold | None] = self._holds.get
         self.mark: Callable[[MarkKey], Mapping[str, Any] | None] = self._marks.get
-        self.clock_ms = now_ms
-        self.ahead_ms = ahead_ms
-        self.purchase = tuple(purchase)
-        self.bought = bought
-        self.due = tuple(due)
-        self.sweep = tuple(sweep)
-        self.out = dict(out or {})
+        self.unsigned = loaded.forget
+        self.purchase, self.bought, self.due, self.sweep = loaded.purchase, loaded.bought, loaded.due, loaded.sweep
+        self.out = loaded.out
         self.entries: list[Entry] = []
         self.notices: list[Notice] = []
+        self.steps: list[Step] = []
+        self.owner: list[ByOwner] = []
         self.changed_nodes: set[str] = set()
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
         self.excused: list[tuple[str, str]] = []
+
+    @classmethod
+    def of_marks(cls, now_ms: int, marks: Mapping[MarkKey, Mapping[str, Any]], *, ahead_ms: int = 0) -> LedgerView:
+        """Return a view of some marks alone, at a time in unix milliseconds: for what only looks."""
+        return cls(Loaded(Before({}, {}, dict(marks)), now_ms, ahead_ms))
+
+    def change_set(self, *, durable: bool) -> ChangeSet:
+        """Return what the change proposes. *durable*: the scope that it ran in survives a power cut."""
+        return ChangeSet(
+            nodes=tuple(self.node_rows()),
+            holds=tuple(self._holds[each] for each in sorted(self.changed_holds)),
+            marks=tuple((key, self._marks[key]) for key in sorted(self.changed_marks)),
+            entries=tuple(self.entries),
+            steps=tuple(self.steps),
+            owner=tuple(self.owner),
+            durable=durable,
+        )
 
     @property
     def now_unix(self) -> int:
@@ -195,17 +186,18 @@ class LedgerView:
 
     def lends(self, node_id: str) -> bool:
         """True if the children of a node keep idle budget in this store."""
-        return self._find_busy is not None and lends(self._nodes, node_id)
+        return self._loaded.keeps_idle and lends(self.path(node_id))
 
     def busy_below(self, node_id: str) -> list[Node]:
         """Return the nodes below a lending one that keep idle budget of it or hold something, in the order of ids."""
-        assert self._find_busy is not None
-        for node in self._find_busy():
-            if node.id not in self._nodes:
-                self._nodes[node.id] = rolled(node, self.clock_ms)
-                self.now_ms = max(self.now_ms, node.last_ms)
-        busy = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and borrows(self._nodes, n)]
+        for node in self._loaded.busy():
+            self._nodes[node.id] = rolled(node, self.clock_ms)
+        self.now_ms = max(self.now_ms, self._loaded.now_ms)
+        busy = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and self._borrows(n)]
         return sorted((n for n in busy if node_id in (a.id for a in self.path(n.id))), key=lambda n: n.id)
+
+    def _borrows(self, node: Node) -> bool:
+        return node.parent_id is not None and node.parent_id in self._nodes and self.lends(node.parent_id)
 
     def known_hold(self, hold_id: str) -> Hold:
         """Return a hold in view. Raises ``IllegalTransition`` for one outside the scope."""
@@ -221,9 +213,18 @@ class LedgerView:
             self.changed_marks.add(key)
 
     def put_hold(self, hold: Hold) -> None:
-        """Write a hold."""
+        """Write a hold. Its state and its amounts change by ``take_step`` alone."""
         self._holds[hold.id] = hold
         self.changed_holds.add(hold.id)
+
+    def take_step(self, name: str, hold: Hold, proof: Proof | None = None) -> None:
+        """Write a hold as it is after a step of the kernel's table, with the proof that the step needs, if any."""
+        self.steps.append(Step(hold.id, name, hold.state, hold.captured, hold.closed_ms, proof))
+        self.put_hold(hold)
+
+    def prove(self, command: ByOwner) -> None:
+        """Add the owner's command that this change carries out."""
+        self.owner.append(command)
 
     def put_node(self, node: Node) -> None:
         """Write a node's own fields. Only ``record`` changes balances."""
@@ -316,14 +317,10 @@ class LedgerView:
                 found.append(hold)
         return tuple(found)
 
-    def changed(self) -> Iterator[Node]:
-        """Return the changed nodes, in any order."""
-        return map(self._nodes.__getitem__, self.changed_nodes)
-
     def node_rows(self) -> list[Node]:
         """Return the nodes that changed, parents before children."""
         if len(self.changed_nodes) < 2:
-            return list(self.changed())
+            return [self._nodes[node_id] for node_id in self.changed_nodes]
         rows: list[tuple[int, str]] = []
         for node_id in self.changed_nodes:
             parent, depth = self._nodes[node_id].parent_id, 0
@@ -331,14 +328,6 @@ class LedgerView:
                 parent, depth = self._nodes[parent].parent_id, depth + 1
             rows.append((depth, node_id))
         return [self._nodes[node_id] for _, node_id in sorted(rows)]
-
-    def hold_rows(self) -> list[Hold]:
-        """Return the holds that changed."""
-        return [self._holds[i] for i in sorted(self.changed_holds)]
-
-    def mark_rows(self) -> list[tuple[MarkKey, Mapping[str, Any]]]:
-        """Return the marks that changed."""
-        return [(key, self._marks[key]) for key in sorted(self.changed_marks)]
 
 
 Change = Callable[[LedgerView], R]

@@ -16,7 +16,7 @@ from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
 from x402guard.kernel.change_set import MarkKey, Scope
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, HoldKind
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import find_shortfall, room_on_path
@@ -25,6 +25,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling, whole_nanos
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.request import Call, limit_field
+from x402guard.money import format_dollars
 from x402guard.policy.approvals import shown_text
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import (

@@ -32,8 +32,8 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
+from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.rows import Evidence, Hold, HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import Notice

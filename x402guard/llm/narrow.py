@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.authorize import call_subject, fixed_subject
 from x402guard.llm.ceiling import Ceiling
 from x402guard.llm.meter import FixedPrice
 from x402guard.llm.request import Call, lower_limits, read_call, removed_fields
+from x402guard.money import format_dollars
 from x402guard.policy import Narrow
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.verdicts import Verdict

@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.frozen import replace
+from x402guard.kernel.money import Nanos
 from x402guard.llm.models import base_name
 from x402guard.llm.routes import METERED_HOSTS
+from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 
 _PER: Final = 1_000_000
 _UNITS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens"})

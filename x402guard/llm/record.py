@@ -15,13 +15,13 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
+from x402guard.frozen import replace
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Purpose
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
+from x402guard.ledger.events import Capture
 from x402guard.ledger.token_budget import count_tokens, soft_mark
 from x402guard.ledger.transitions import apply, begin
 from x402guard.ledger.view import LedgerView
@@ -127,7 +127,7 @@ def _book(
     # The budget is not checked, because the amount is owed.
     begin(view, hold, _facts(hold, statement, rates))
     usage: Mapping[str, int] = bill.usage or {}
-    after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
+    after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)), bill.proof(hold))
     trip_exceeded(view, context.node_id)
     loop = context.policy.loop
     words = None if loop is None else loop.find_loop(view, step)

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS
-from x402guard.kernel.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.kernel.money import Nanos
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
+from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.checks import check_choice, check_flag, check_whole
 from x402guard.policy.patterns import plain_host, plain_path
 

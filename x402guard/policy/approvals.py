@@ -12,8 +12,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Dollars, Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.view import LedgerView
+from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.steps import Step
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict

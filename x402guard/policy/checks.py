@@ -7,8 +7,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.money import Dollars, Nanos, dollars_to_nanos
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.budgets import PARTS
+from x402guard.money import Dollars, dollars_to_nanos
 
 SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
 """One part of a budget, such as 0.9, or several. They are not money, so floats are allowed."""

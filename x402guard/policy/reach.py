@@ -7,7 +7,7 @@ from collections.abc import Collection
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.evm import parse_address
+from x402guard.evm import parse_address
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.patterns import allows_name, host_name
 from x402guard.policy.settings import Policy, as_host, each_of

@@ -11,10 +11,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Entry, HoldKind
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.counts import Counts
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import Step, short_route, whole_routes
@@ -61,12 +62,12 @@ def _count_again(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapp
         step, at_ms = known
         for guard in guards:
             keys = guard.marks(step, (step.payee,) if step.payee else (), ending=False)
-            view = LedgerView(now_ms=entry.at_ms, marks={key: rows[key] for key in keys if key in rows})
+            view = LedgerView.of_marks(entry.at_ms, {key: rows[key] for key in keys if key in rows})
             if is_new:
                 guard.taken(view, step, entry.hold_id or "")
             else:
                 guard.given_back(view, step, at_ms)
-            for key, row in view.mark_rows():
+            for key, row in view.change_set(durable=True).marks:
                 if is_new or key[0] != "payee":
                     rows[key] = row
                 else:

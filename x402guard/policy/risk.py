@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import HoldKind
 from x402guard.policy.checks import check_whole
 from x402guard.policy.patterns import (

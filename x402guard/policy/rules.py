@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.evm import parse_address
-from x402guard.kernel.money import Dollars, Nanos, format_dollars
+from x402guard.evm import parse_address
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import HoldKind
+from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
 from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word, may_be_host
 from x402guard.policy.verdicts import NO_VERDICT, UNKNOWN_PAYEE, Action, Narrow, Subject, Verdict, strictest

@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, SpendSpike
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Dollars, Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.view import LedgerView
+from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_whole
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step

@@ -16,9 +16,10 @@ from typing_extensions import override
 
 from x402guard.errors import PaymentRefused, PolicyDenied, VelocityExceeded
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Dollars, Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView
+from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.patterns import host_name
 from x402guard.policy.step_guard import StepGuard

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.frozen import read_struct
+from x402guard.frozen import read_struct
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.verify import UNREAD, Checked
 from x402guard.stores.rows import Record, UnreadableRecord, entry_record, hold_record, node_record, to_entry, to_hold

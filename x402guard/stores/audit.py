@@ -14,8 +14,8 @@ from msgspec.json import Encoder
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.frozen import read_struct, readable
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.frozen import read_struct, readable
 from x402guard.kernel.rows import Entry, Node, NodeState
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import path

@@ -10,18 +10,21 @@ import copy
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Final, TypeVar
+
+from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.kernel.change_set import Scope
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.kernel.ledger import Work
+from x402guard.kernel.load import Rows
 from x402guard.stores.fair_lock import Line
-from x402guard.stores.views import Rows, StoreClock, check_change, load_view
+from x402guard.stores.transacts import Transacts
 
 R = TypeVar("R")
 
@@ -34,7 +37,7 @@ WRITING: Final = "cannot write the ledger"
 _LOOK_S: Final = 0.05
 
 
-class Request(Generic[R]):
+class Request:
     """A change that waits for its transaction, and its outcome.
 
     Attributes:
@@ -45,21 +48,20 @@ class Request(Generic[R]):
         over: True once the outcome is known.
     """
 
-    def __init__(self, scope: Scope, change: Change[R]) -> None:
-        self.scope, self._change = scope, change
+    def __init__(self, scope: Scope, work: Work) -> None:
+        self.scope, self._work = scope, work
         self.thread, self._context = threading.get_ident(), copy_context()
         self.leader: int | None = None
         self.ran = self.over = False
-        self._result: R | None = None
         self._error: Exception | None = None
 
-    def run(self, view: LedgerView) -> None:
-        """Run the change on *view*, in the context of the thread that waits for it. Raises what it raises."""
+    def run(self, rows: Rows) -> None:
+        """Run the change on *rows*, in the context of the thread that waits for it. Raises what it raises."""
         self._error = None
         if threading.get_ident() == self.thread:
-            self._result = self._change(view)
+            self._work(rows)
         else:
-            self._result = self._context.run(self._change, view)
+            self._context.run(self._work, rows)
 
     @property
     def failed(self) -> bool:
@@ -70,24 +72,23 @@ class Request(Generic[R]):
         """Note why nothing of the change is written."""
         self._error = error
 
-    def outcome(self) -> R:
-        """Return the result of the change, or raise its error."""
+    def raise_error(self) -> None:
+        """Raise why nothing of the change is written, if that is so."""
         if self._error is not None:
             raise self._error
-        return cast("R", self._result)
 
 
 class Requests:
     """The changes that wait for a transaction, oldest first. Every step is one operation on a deque."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Request[Any]] = deque()
+        self._waiting: deque[Request] = deque()
 
-    def add(self, request: Request[Any]) -> None:
+    def add(self, request: Request) -> None:
         """Let a change wait."""
         self._waiting.append(request)
 
-    def together(self, mine: Request[Any]) -> list[Request[Any]]:
+    def together(self, mine: Request) -> list[Request]:
         """Return *mine* and the changes that may share its transaction; they wait no longer."""
         me = threading.get_ident()
         batch = [mine]
@@ -104,14 +105,14 @@ class Requests:
             raise
         return batch
 
-    def again(self, batch: Iterable[Request[Any]]) -> None:
+    def again(self, batch: Iterable[Request]) -> None:
         """Let the changes wait again that were not run to their end: Ctrl-C came to the thread that ran them."""
         for each in reversed([each for each in batch if not each.over and not each.ran]):
             if each not in self._waiting:
                 self._waiting.appendleft(each)
             each.leader = None
 
-    def withdraw(self, request: Request[Any], most_s: float) -> None:
+    def withdraw(self, request: Request, most_s: float) -> None:
         """Take back a change whose thread is interrupted or has waited too long.
 
         If another thread is running it, its end is waited for, at most *most_s* seconds, because the flow goes on from
@@ -126,7 +127,7 @@ class Requests:
             except KeyboardInterrupt:
                 continue
 
-    def _remove(self, request: Request[Any]) -> bool:
+    def _remove(self, request: Request) -> bool:
         try:
             self._waiting.remove(request)
         except ValueError:
@@ -134,28 +135,20 @@ class Requests:
         return True
 
 
-def failed_together(batch: Iterable[Request[Any]], error: Exception) -> None:
+def failed_together(batch: Iterable[Request], error: Exception) -> None:
     """Note that the transaction of *batch* has failed. Each thread raises an error of its own."""
     for each in batch:
         each.fail(copy.copy(error))
         each.over = True
 
 
-class BatchRows(Rows, Protocol):
-    """The rows that the changes of one transaction read and write."""
-
-    def add(self, view: LedgerView) -> None:
-        """Keep what a change has written, for the changes behind it and for the commit."""
-
-
-class GroupCommit(ABC):
+class GroupCommit(Transacts):
     """A store whose threads take turns to write, first come first served; the one that has the turn runs all that wait.
 
     A store says with ``_commit`` how one transaction is made, and with ``_take_turn`` how processes take turns.
     """
 
     _busy_s = 30.0  # the maximum time that a thread or a process waits for its turn
-    _clock: StoreClock
     _disk_errors: type[Exception]
 
     def __init__(self) -> None:
@@ -165,7 +158,7 @@ class GroupCommit(ABC):
         self._pid = os.getpid()
 
     @abstractmethod
-    def _commit(self, batch: list[Request[Any]]) -> None:
+    def _commit(self, batch: list[Request]) -> None:
         """Run and commit the changes of *batch*, and note for each that it is over."""
 
     @abstractmethod
@@ -176,7 +169,7 @@ class GroupCommit(ABC):
     def _told(self, error: Exception) -> Exception:
         """Return what the thread is told whose change has raised *error*: a row that cannot be read is no ledger."""
 
-    def _check_place(self) -> None:  # noqa: B027 - a store without files has nothing to check
+    def _check_place(self) -> None:
         """Raise ``LedgerUnavailable`` if the ledger is no longer where it was opened."""
 
     def _take_turn(self, timeout_s: float) -> bool:
@@ -184,7 +177,7 @@ class GroupCommit(ABC):
         del timeout_s
         return True
 
-    def _give_turn(self) -> None:  # noqa: B027 - nor to give
+    def _give_turn(self) -> None:
         """Let another process write. Idempotent."""
 
     def _check_usable(self) -> None:
@@ -197,10 +190,10 @@ class GroupCommit(ABC):
                 advice="Nothing was paid. Use sessions and clients inside the block, or open a new Guard.",
             )
 
-    def transact(self, scope: Scope, change: Change[R]) -> R:
-        """See ``LedgerStore.transact``."""
+    @override
+    def _in_transaction(self, scope: Scope, work: Work) -> None:
         self._check_ready()
-        mine = Request(scope, change)
+        mine = Request(scope, work)
         try:
             self._requests.add(mine)
             self._in_turn(lambda: self._run_with_others(mine), lambda: mine.over)
@@ -211,7 +204,7 @@ class GroupCommit(ABC):
         except BaseException:
             self._requests.withdraw(mine, self._busy_s)
             raise
-        return mine.outcome()
+        mine.raise_error()
 
     def _check_ready(self) -> None:
         self._check_usable()
@@ -252,7 +245,7 @@ class GroupCommit(ABC):
             self._give_turn()
         self._line.leave()
 
-    def _run_with_others(self, mine: Request[Any]) -> None:
+    def _run_with_others(self, mine: Request) -> None:
         """Run *mine* and the changes that wait with it in one transaction. Raises if *mine* was not committed."""
         batch = self._requests.together(mine)
         try:
@@ -272,7 +265,7 @@ class GroupCommit(ABC):
             for other in batch[1:]:
                 self._line.wake(other.thread)
 
-    def _commit_apart(self, batch: list[Request[Any]]) -> None:
+    def _commit_apart(self, batch: list[Request]) -> None:
         for each in [each for each in batch if not each.ran and not each.over]:
             try:
                 with self._trouble(WRITING):
@@ -281,13 +274,10 @@ class GroupCommit(ABC):
                 each.fail(error)
             each.over = True
 
-    def _run(self, rows: BatchRows, request: Request[Any]) -> None:
+    def _run_one(self, rows: Rows, request: Request) -> None:
         """Run one change. If it fails, nothing of it is written, and the others go on."""
         try:
-            view = load_view(rows, request.scope, self._clock)
-            request.run(view)
-            check_change(view, request.scope)
-            rows.add(view)
+            request.run(rows)
         except self._disk_errors:
             raise  # the disk, not the change
         except Exception as error:  # noqa: BLE001 - the thread that waits for the change raises it

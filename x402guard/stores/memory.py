@@ -6,25 +6,46 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
+
+from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import Scope
+from x402guard.kernel.change_set import ChangeSet, Scope
+from x402guard.kernel.ledger import Work
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.tree import below, path, without_idle
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.stores.clock import StoreClock
 from x402guard.stores.memory_rows import MemoryRows
-from x402guard.stores.views import StoreClock, check_change, load_view
-
-R = TypeVar("R")
-
+from x402guard.stores.transacts import Transacts
 
 _FORKED: Final = "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
 
 
-class MemoryStore:
+class _Rows(MemoryRows):
+    """The rows of a whole ledger, and its journal: node → number → entry."""
+
+    def __init__(self, *, keeps_idle: bool) -> None:
+        super().__init__(keeps_idle=keeps_idle)
+        self.journal: dict[str, dict[int, Entry]] = {}
+
+    @override
+    def add(self, change_set: ChangeSet) -> None:
+        try:
+            self._add(change_set)
+        except BaseException:
+            self._add(change_set)  # after a Ctrl-C in between, writing the same rows again completes them
+            raise
+
+    def _add(self, change_set: ChangeSet) -> None:
+        super().add(change_set)
+        for entry in change_set.entries:
+            self.journal.setdefault(entry.node_id, {})[entry.seq] = entry
+
+
+class MemoryStore(Transacts):
     """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds.
 
     Args:
@@ -46,24 +67,15 @@ class MemoryStore:
     ) -> None:
         self._clock = StoreClock(clock_ms, steady_ms)
         self._lock = threading.RLock()
-        self._rows = MemoryRows(keeps_idle=keeps_idle)
-        self._entries: dict[str, dict[int, Entry]] = {}
+        self._rows = _Rows(keeps_idle=keeps_idle)
         self._pid = os.getpid()
         self._closed = False
 
-    def transact(self, scope: Scope, change: Change[R]) -> R:
-        """See ``LedgerStore.transact``."""
+    @override
+    def _in_transaction(self, scope: Scope, work: Work) -> None:
         self._check_usable()
         with self._lock:
-            view = load_view(self._rows, scope, self._clock)
-            result = change(view)
-            check_change(view, scope)
-            try:
-                self._write(view)
-            except BaseException:
-                self._write(view)  # after a Ctrl-C in between, writing the same rows again completes them
-                raise
-            return result
+            work(self._rows)
 
     def _check_readable(self) -> None:
         """A closed ledger can still be read: reports are asked for after the end."""
@@ -80,24 +92,19 @@ class MemoryStore:
                 advice="Nothing was paid. Use sessions and clients inside the block, or open a new Guard.",
             )
 
-    def _write(self, view: LedgerView) -> None:
-        self._rows.write(view)
-        for entry in view.entries:
-            self._entries.setdefault(entry.node_id, {})[entry.seq] = entry
-
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
         self._check_readable()
         with self._lock:
             inside = below(self._rows.nodes, node_id)
-            found = (entry for node in inside for entry in self._entries.get(node.id, {}).values())
+            found = (entry for node in inside for entry in self._rows.journal.get(node.id, {}).values())
             return [entry for entry in found if grants or entry.event not in GRANTS]
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""
         self._check_readable()
         with self._lock:
-            return [entry for entry in self._entries.get(node_id, {}).values() if entry.seq > after]
+            return [entry for entry in self._rows.journal.get(node_id, {}).values() if entry.seq > after]
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
-from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.change_set import ChangeSet, MarkKey
+from x402guard.kernel.load import lapses, least_checked
 from x402guard.kernel.rows import Delivery, Evidence, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView
-from x402guard.stores.views import lapses, least_checked
 
 _HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED
 
@@ -29,13 +28,13 @@ class MemoryRows:
         self._purchases: dict[str, dict[str, Hold]] = {}
         self.marks: dict[MarkKey, Mapping[str, Any]] = {}
 
-    def write(self, view: LedgerView) -> None:
-        """Write what a change has written."""
-        for node in view.node_rows():
+    def add(self, change_set: ChangeSet) -> None:
+        """See ``Rows``."""
+        for node in change_set.nodes:
             self.nodes[node.id] = node
-        for hold in view.hold_rows():
+        for hold in change_set.holds:
             self.put_hold(hold)
-        self.marks.update(view.mark_rows())
+        self.marks.update(change_set.marks)
 
     def remove_hold(self, hold_id: str) -> None:
         """Remove a hold: what wrote it is lost."""

@@ -32,6 +32,7 @@ from x402guard.kernel.rows import WALLET, Hold
 from x402guard.ledger.lost import ROLLED_BACK_MARK, count_again, enter_ends, trip_rolled_back
 from x402guard.ledger.view import Change, LedgerView, Notice
 from x402guard.stores.audit import Query, audit
+from x402guard.stores.clock import StoreClock, system_steady_ms
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, lacking, may_change
@@ -54,7 +55,7 @@ from x402guard.stores.postgres_server import (
     unavailable,
     unsure,
 )
-from x402guard.stores.views import StoreClock, system_steady_ms
+from x402guard.stores.transacts import Proposal
 
 R = TypeVar("R")
 
@@ -74,7 +75,7 @@ _LOST: Final = (
 )
 
 
-class PostgresStore(GroupCommit, PostgresReads):
+class PostgresStore(PostgresReads, GroupCommit):
     """A ``LedgerStore`` in a PostgreSQL database, in a schema of its own, which is made if it is missing.
 
     Args:
@@ -185,7 +186,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             raise LedgerUnavailable(f"{self._url} is open to be read only, so nothing can be changed in it")
 
     @override
-    def _commit(self, batch: list[Request[Any]]) -> None:
+    def _commit(self, batch: list[Request]) -> None:
         self._writer.roll_back()  # Ctrl-C may have left a transaction open
         asked = Asked([each.scope for each in batch])
         turns = self._hot_of(asked)
@@ -240,8 +241,9 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._change_now(scope, partial(trip_rolled_back, reason=_LOST))
             for some in self.outbox.parts(self._oldest_ms()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
-                scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
-                self._change_now(scope, partial(count_again, lost=some))
+                ids = tuple(each.hold.id for each in some)
+                scope = Scope(nodes=tuple(nodes), holds=ids, durable=True)
+                self._change_now(scope, partial(count_again, lost=some), frozenset(ids))
             there = [last for last in self.outbox.lasts if lacking(self._writer, [last]) is None]
             self._enter_ends()  # also those of this process, which is refused from now on
             self.outbox.look_for(there if self._entered is None else [self._entered])
@@ -255,7 +257,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._is_entering = False
         return True
 
-    def _change_now(self, scope: Scope, change: Change[R]) -> R:
+    def _change_now(self, scope: Scope, change: Change[R], lost: frozenset[str] = frozenset()) -> R:
         """Run one change in the turn that this thread has, and log its notices."""
         notices: list[Notice] = []
 
@@ -264,12 +266,13 @@ class PostgresStore(GroupCommit, PostgresReads):
             notices[:] = view.notices
             return result
 
-        request = Request(scope, run)
+        proposal = Proposal(scope, run)
+        request = Request(scope, self._work(scope, proposal, lost))
         self._commit([request])
-        result = request.outcome()
+        request.raise_error()
         for notice in notices:
             _LOG.log(logging.ERROR if notice.severity == "critical" else logging.INFO, "%s", notice.message)
-        return result
+        return proposal.outcome()
 
     @property
     def _needed(self) -> Last | None:
@@ -294,12 +297,12 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._hot = {row: until_s for row, until_s in self._hot.items() if until_s > now_s}
         return tuple(row for row in asked.rows if row in self._hot)
 
-    def _try(self, batch: list[Request[Any]], asked: Asked, turns: Sequence[str]) -> None:
+    def _try(self, batch: list[Request], asked: Asked, turns: Sequence[str]) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
         self._look_for_all()
         rows = self._load(asked, turns)
         for each in batch:
-            self._run(rows, each)
+            self._run_one(rows, each)
         if rows.is_changed:
             self._write(batch, rows, turns)
         elif turns:
@@ -331,7 +334,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._server_clock.see(rows.now_ms)
         return rows
 
-    def _write(self, batch: list[Request[Any]], rows: LoadedRows, turns: Sequence[str]) -> None:
+    def _write(self, batch: list[Request], rows: LoadedRows, turns: Sequence[str]) -> None:
         durable = any(each.scope.durable for each in batch)
         before, after = ("", "COMMIT") if turns else (ISOLATION + settings(), "")
         values, proof = (self._known.id, durable, rows.to_json(turns)), rows.proof()
@@ -352,7 +355,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 self._entered = newest or self._entered
                 self.outbox.note(rows, None if self._is_entering else newest)
 
-    def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
+    def _was_written(self, error: BaseException, batch: list[Request], proof: Proof | None) -> bool:
         """Return whether a write was made that ended in *error*. After False, it never will be.
 
         Raises ``LedgerUnavailable`` if that cannot be found out.
@@ -484,7 +487,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._line.leave()
 
 
-def _note_run(batch: list[Request[Any]]) -> None:
+def _note_run(batch: list[Request]) -> None:
     for each in batch:
         each.ran = True
 

@@ -10,9 +10,9 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 from typing_extensions import override
 
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import ChangeSet, MarkKey, Scope
+from x402guard.kernel.load import DUE_AT_ONCE
 from x402guard.kernel.rows import Entry, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -27,7 +27,6 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
-from x402guard.stores.views import DUE_AT_ONCE
 
 _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode
@@ -168,15 +167,15 @@ class LoadedRows(MemoryRows):
             self.marks[key], self._mark_versions[key] = value, row["version"]
         self._out: dict[OutKey, int] = dict(zip(asked.out, map(int, found["out"] or ()), strict=True))
 
-    def add(self, view: LedgerView) -> None:
-        """See ``BatchRows.add``."""
-        for hold in view.hold_rows():
+    @override
+    def add(self, change_set: ChangeSet) -> None:
+        for hold in change_set.holds:
             self._note_out(hold)
-        self.write(view)
-        self._changed_nodes |= view.changed_nodes
-        self._changed_holds |= view.changed_holds
-        self._changed_marks |= view.changed_marks
-        self.entries += view.entries
+        super().add(change_set)
+        self._changed_nodes.update(node.id for node in change_set.nodes)
+        self._changed_holds.update(hold.id for hold in change_set.holds)
+        self._changed_marks.update(key for key, _ in change_set.marks)
+        self.entries += change_set.entries
 
     def _note_out(self, hold: Hold) -> None:
         for each, sign in ((self.holds.get(hold.id), -1), (hold, 1)):

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.kernel.change_set import Scope
-from x402guard.ledger.view import Change
+from x402guard.kernel.ledger import Work
 from x402guard.stores.audit import audit_since
+from x402guard.stores.clock import StoreClock
 from x402guard.stores.file_errors import (
     foreign,
     gone,
@@ -28,7 +29,6 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import noted_generation, noted_move, was_used
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
-from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
 
@@ -111,7 +111,7 @@ class ReadOnlyStore(SqliteStore):
         connection.execute("ROLLBACK")
 
     @override
-    def transact(self, scope: Scope, change: Change[R]) -> R:
+    def _in_transaction(self, scope: Scope, work: Work) -> None:
         raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
 
     @override

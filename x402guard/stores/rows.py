@@ -10,7 +10,6 @@ from msgspec.structs import asdict, astuple
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import (
     Claim,
@@ -25,7 +24,8 @@ from x402guard.kernel.rows import (
     NodeState,
     Purpose,
 )
-from x402guard.kernel.windows import check_window
+from x402guard.ledger.budget_window import check_window
+from x402guard.stores.intents import intent_text, read_intent
 
 T = TypeVar("T")
 
@@ -58,12 +58,6 @@ NODE_COLUMNS: Final = (
 )  # fmt: skip
 _HOLD: Final = Hold.__struct_fields__
 HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
-NODE_FIXED: Final = frozenset({"parent_id", "kind", "name", "created_ms"})
-"""The columns of a node that never change."""
-HOLD_FIXED: Final = frozenset(
-    {"node_id", "kind", "amount", "created_ms", "deadline_unix", "purpose", "purchase_key", "intent"}
-)
-"""The columns of a hold that never change. ``tests/conftest.py`` sees that no change of any test gives one another value."""
 ENTRY_COLUMNS: Final = Entry.__struct_fields__
 
 Value = str | int | None
@@ -115,7 +109,7 @@ def hold_record(hold: Hold) -> Record:
     return (
         hold.id, hold.node_id, str(hold.kind), hold.amount, hold.created_ms, hold.deadline_unix, hold.flying_since_ms,
         hold.instance, _TEXT.encode(asdict(hold.purpose)).decode(), int(hold.chain_evidence), hold.purchase_key,
-        None if hold.intent is None else hold.intent.to_json(), str(hold.state), hold.captured,
+        None if hold.intent is None else intent_text(hold.intent), str(hold.state), hold.captured,
         None if hold.evidence is None else str(hold.evidence), hold.doubt,
         None if hold.claim is None else _TEXT.encode(asdict(hold.claim)).decode(), hold.proof, hold.ended_by,
         hold.checked_ms, hold.presented, hold.closed_ms, str(hold.delivery),
@@ -130,7 +124,7 @@ def to_hold(record: Sequence[Any]) -> Hold:
             kind=HoldKind(row["kind"]),
             purpose=Purpose(**_VALUE(row["purpose"])),
             chain_evidence=bool(row["chain_evidence"]),
-            intent=None if row["intent"] is None else Intent.from_json(row["intent"]),
+            intent=None if row["intent"] is None else read_intent(row["intent"]),
             state=HoldState(row["state"]),
             evidence=None if row["evidence"] is None else Evidence(row["evidence"]),
             claim=None if row["claim"] is None else _claim(_VALUE(row["claim"])),

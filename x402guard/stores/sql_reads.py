@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.store import GRANTS, STEPS
-from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.tree import path
 from x402guard.stores.archive_file import ARCHIVED, read_archived, to_archived
+from x402guard.stores.clock import StoreClock
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
@@ -24,7 +24,6 @@ from x402guard.stores.rows import (
     to_node,
     unpacked,
 )
-from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
 
@@ -60,7 +59,7 @@ _ON_WORD: Final = (
 )
 _RECENT: Final = (
     "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND deadline_unix >= ? AND "
-    f"((deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
+    "((deadline_unix >= ? AND (state = 'captured' OR evidence = 'chain')) "
     "OR (state = 'captured' AND captured > 0 AND proof IS NULL))"
 )
 UNSETTLED: Final = f"SELECT id FROM ({_LIVE} UNION {_ON_WORD} UNION {_RECENT}) AS found ORDER BY created_ms, at"

@@ -25,6 +25,7 @@ from x402guard.kernel.rows import Hold
 from x402guard.ledger.verify import Checked
 from x402guard.ledger.view import LedgerView
 from x402guard.stores.audit import QUIET_MARK, Query, Quiet, audit, audit_since, checked_mark
+from x402guard.stores.clock import StoreClock
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -46,7 +47,6 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.migrations import APPLICATION_ID, COUNTED_FROM, MIGRATIONS, MOVED, migrate
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
-from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
 
@@ -55,7 +55,7 @@ _MARKS_AT_ONCE: Final = 500
 _CLOSE_S: Final = 2.0  # seconds that a close waits for another process
 
 
-class SqliteStore(GroupCommit, SqlReads):
+class SqliteStore(SqlReads, GroupCommit):
     """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:
@@ -237,7 +237,7 @@ class SqliteStore(GroupCommit, SqlReads):
         self._turn.give()
 
     @override
-    def _commit(self, batch: list[Request[Any]]) -> None:
+    def _commit(self, batch: list[Request]) -> None:
         """Run and commit the changes of *batch*, and note for each that it is over."""
         if self._writer.in_transaction:
             self._roll_back()  # Ctrl-C may have left one open, which would lock out every process
@@ -254,7 +254,7 @@ class SqliteStore(GroupCommit, SqlReads):
             self._check_version()
             self._rows.begin()
             for each in batch:
-                self._run(self._rows, each)
+                self._run_one(self._rows, each)
             self._rows.flush()
             written = False in [each.failed for each in batch]
             generation = self._next_generation() if durable and written else None
@@ -276,7 +276,7 @@ class SqliteStore(GroupCommit, SqlReads):
         for each in batch:
             each.over = True
 
-    def _note_run(self, batch: list[Request[Any]]) -> None:
+    def _note_run(self, batch: list[Request]) -> None:
         for each in batch:
             each.ran = True
         self._rows.committed()

@@ -9,15 +9,13 @@ from itertools import chain
 from math import inf
 from typing import Any, Final
 
-from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import Entry, Hold, HoldState, Node
-from x402guard.ledger.view import LedgerView
+from x402guard.kernel.change_set import ChangeSet, MarkKey
+from x402guard.kernel.load import lapses
+from x402guard.kernel.rows import HOLD_FIXED, NODE_FIXED, Entry, Hold, HoldState, Node
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
-    HOLD_FIXED,
     NODE_COLUMNS,
-    NODE_FIXED,
     Packed,
     hold_record,
     mark_text,
@@ -28,7 +26,6 @@ from x402guard.stores.rows import (
     to_node,
 )
 from x402guard.stores.sql_reads import HOLDS, NODES, above, places
-from x402guard.stores.views import lapses
 
 _ROWS_AT_ONCE: Final = 32
 
@@ -124,14 +121,14 @@ class SqliteRows:
         for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
             rows.clear()
 
-    def add(self, view: LedgerView) -> None:
-        """Keep what a change has written."""
-        nodes, marks = {node.id: node for node in view.node_rows()}, dict(view.mark_rows())
+    def add(self, change_set: ChangeSet) -> None:
+        """See ``Rows``. They are kept for the changes behind this one and for the commit."""
+        nodes, marks = {node.id: node for node in change_set.nodes}, dict(change_set.marks)
         self._nodes.update(nodes)
         self._marks.update(marks)
         self._new_nodes.update(nodes)
         self._new_marks.update(marks)
-        for hold in view.hold_rows():
+        for hold in change_set.holds:
             self._new_holds[hold.id] = hold
             if hold.state is HoldState.HELD:
                 self._holds[hold.id] = hold
@@ -139,7 +136,7 @@ class SqliteRows:
                 self._holds.pop(hold.id, None)
             if self._next_due is not None and lapses(hold):
                 self._next_due = min(self._next_due, hold.deadline_unix)
-        self._new_entries += view.entries
+        self._new_entries += change_set.entries
 
     def flush(self) -> None:
         """Write what was kept."""

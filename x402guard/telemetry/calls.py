@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from x402guard.evm import is_transaction
 from x402guard.http.redaction import redacted
-from x402guard.kernel.evm import is_transaction
 from x402guard.kernel.money import NANOS_PER_DOLLAR
 from x402guard.kernel.rows import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
 from x402guard.ledger.evidence import named_transaction, transaction_of

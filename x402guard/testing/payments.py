@@ -10,7 +10,7 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 from eth_utils.address import to_checksum_address
 
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.testing.engine import JSON
 

@@ -11,8 +11,8 @@ from x402guard.flow.admission import check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
+from x402guard.frozen import replace
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.rows import HoldKind, NodeState
 from x402guard.ledger.actions import (
     Action,

@@ -17,11 +17,11 @@ from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Compute, Flow, Interrupted, Notify
 from x402guard.flow.refusals import refused
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Dollars, dollars_to_nanos
+from x402guard.frozen import replace
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import MOST_TOKENS
+from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
 from x402guard.policy.risk import RISK

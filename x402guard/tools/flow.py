@@ -18,14 +18,16 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
+from x402guard.frozen import replace
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Purpose
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
+from x402guard.ledger.bills import STATED
+from x402guard.ledger.events import Capture
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, objection, verdict_facts, verdict_of
 from x402guard.policy.reach import judge_reach
@@ -255,13 +257,13 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
         standing = view.hold(call.hold_id)
         if standing is not None:
-            return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE))
+            return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE), STATED)
         held = _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
         if not isinstance(held, Hold):
             return held
         # The tool has not run yet, and its end is never reported.
         note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
-        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
+        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE), STATED)
 
     def undo(error: BaseException) -> Flow[None]:
         # A captured charge stays, because the caller reported it.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from x402guard.kernel.money import format_dollars
 from x402guard.kernel.rows import NodeKind
+from x402guard.money import format_dollars
 from x402guard.views.books import Books
 from x402guard.views.model import MOST_CALLS, Call, Lane, Mark, Point
 from x402guard.views.taken import Home, Period, Refused, Taken

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from x402guard.kernel.frozen import readable
+from x402guard.frozen import readable
 
 VIEW_SCHEMA: Final = "x402guard.view.v1"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from x402guard.kernel.money import format_dollars
 from x402guard.ledger.authorize import WOULD_REFUSE
+from x402guard.money import format_dollars
 from x402guard.views.books import Books
 from x402guard.views.model import Remark
 from x402guard.views.taken import Period, Taken

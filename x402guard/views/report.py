@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.frozen import read_struct
-from x402guard.kernel.money import format_dollars
+from x402guard.frozen import read_struct
 from x402guard.kernel.windows import zone
+from x402guard.money import format_dollars
 from x402guard.views.words import json_text
 
 if TYPE_CHECKING:

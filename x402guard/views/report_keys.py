@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.kernel.money import format_dollars
 from x402guard.kernel.rows import Entry, Evidence, HoldKind, Node
 from x402guard.kernel.windows import window_end_ms
 from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.tree import remaining
+from x402guard.money import format_dollars
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.build import bound_of, last_short, tokens_used
 from x402guard.views.groups import ended_by

@@ -8,9 +8,9 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Final
 
 from x402guard.assets import V1_NAMES, resolve_network
-from x402guard.kernel.evm import is_transaction
-from x402guard.kernel.money import format_dollars, nanos_to_decimal
+from x402guard.evm import is_transaction
 from x402guard.kernel.windows import zone
+from x402guard.money import format_dollars, nanos_to_decimal
 
 if TYPE_CHECKING:
     from x402guard.views.model import Call, Out, Stop, View

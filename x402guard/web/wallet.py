@@ -46,9 +46,9 @@ from x402guard.http.request import mark_guarded
 from x402guard.http.response import decoded_body, problem
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
-from x402guard.kernel.money import format_dollars
 from x402guard.ledger.queries import path_of
 from x402guard.ledger.tree import remaining
+from x402guard.money import format_dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.views.words import printable
 from x402guard.web.reach import refuse_inside

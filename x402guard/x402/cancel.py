@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from x402guard.errors import ConfigError, SignerError
 from x402guard.flow.shell import Shell
-from x402guard.kernel.cancellation import cancellation_call
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.evm import Address, normalise_signature
+from x402guard.kernel.evm import MAX_UINT256, Address, normalise_signature
+from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import Hold, HoldState
 from x402guard.ledger.view import LedgerView
 
@@ -70,3 +71,15 @@ def _cancellable(hold: Hold | None, hold_id: str, now_unix: int) -> Hold:
             public=hold.id,
         )
     return hold
+
+
+_SELECTOR: Final = bytes.fromhex("5a049a70")  # cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)
+
+
+def cancellation_call(intent: Intent, signature: bytes) -> bytes:
+    """Return the calldata that cancels *intent* with a 65-byte signature; any account may send it to the token."""
+    if not 0 <= intent.nonce <= MAX_UINT256 or len(signature) != 65:
+        raise ValueError("a nonce has 32 bytes and a signature 65")
+    payer = bytes.fromhex(intent.payer.removeprefix("0x")).rjust(32, b"\0")
+    r, s, v = signature[:32], signature[32:64], signature[64:]
+    return _SELECTOR + payer + intent.nonce.to_bytes(32, "big") + v.rjust(32, b"\0") + r + s

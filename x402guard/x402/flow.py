@@ -41,14 +41,15 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
+from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.surroundings import here
-from x402guard.kernel.frozen import replace
-from x402guard.kernel.money import format_dollars
+from x402guard.frozen import replace
+from x402guard.kernel.proofs import Unsent
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
-from x402guard.kernel.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
 from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
@@ -361,9 +362,9 @@ def _present(
     except (GeneratorExit, SettlementUncertain):
         raise
     except SendFailed as failure:
-        unsent = failure.before_connection and not authorized.represented
+        unsent = None if authorized.represented else failure.unsent(hold.id)
         reason = f"no connection, nothing was sent: {type(failure.cause).__name__}"
-        if unsent and (yield from _give_back(context, hold, reason, failure, hold.presented)):
+        if unsent and (yield from _give_back(context, hold, reason, failure, hold.presented, unsent=unsent)):
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
         sent = not failure.before_connection
@@ -441,13 +442,21 @@ def _check_soon(context: Context, hold: Hold) -> Flow[Hold]:
     return (yield from ask_chain(context, hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
-def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
+def _give_back(
+    context: Context,
+    held: Hold | str,
+    reason: str,
+    error: BaseException,
+    presented: int = 0,
+    *,
+    unsent: Unsent | None = None,
+) -> Flow[bool]:
     """Void a hold while another error propagates. Returns True if it is certain that nothing of the hold can be taken.
 
     If the ledger cannot be written, the hold stays: this costs budget until the deadline, but no money.
     """
     try:
-        return (yield from void(context, held, reason[:300], presented=presented))
+        return (yield from void(context, held, reason[:300], presented=presented, unsent=unsent))
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"hold {held if isinstance(held, str) else held.id} could not be voided either: {again}")
         return False

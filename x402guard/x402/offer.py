@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from x402guard.assets import Asset, AssetRegistry, resolve_network
 from x402guard.errors import ProtocolError
-from x402guard.kernel.evm import MAX_UINT256, ZERO_ADDRESS, Address, parse_address
+from x402guard.evm import ZERO_ADDRESS, parse_address
+from x402guard.kernel.evm import MAX_UINT256, Address
 from x402guard.kernel.intent import TransferMethod
 from x402guard.kernel.money import Nanos
 from x402guard.ledger.authorize import Refusal

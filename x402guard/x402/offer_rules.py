@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.flow.request import RequestFacts, routes_of
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
+from x402guard.money import format_dollars
 from x402guard.policy.patterns import host_name
 from x402guard.policy.reach import host_listed
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy

@@ -16,8 +16,10 @@ from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
 from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.commit import NAMED
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import PayAgain
 from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
 from x402guard.ledger.purchases import (
@@ -31,6 +33,7 @@ from x402guard.ledger.purchases import (
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.approvals import (
     judge_unapproved,
     note_unapproved,
@@ -104,7 +107,8 @@ def purchase_key(context: Context, request: RequestFacts) -> str:
         parts = [context.session_id, "named", request.origin, request.purchase]
     else:
         parts = [context.session_id, request.method, request.url, request.body_sha256 or ""]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    hashed = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return hashed if request.purchase is None else f"{NAMED}{hashed}"
 
 
 def payment_step(context: Context, request: RequestFacts) -> Step:
@@ -203,7 +207,7 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     if request.pay_again:
         for hold in found:
             if hold.state is HoldState.CAPTURED:
-                close_purchase(view, hold.id)  # the caller has decided; its payment counts as before
+                close_purchase(view, hold.id, PayAgain())  # the caller has decided; its payment counts as before
         return None
     bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
     if bought is not None:
@@ -317,7 +321,8 @@ def _buy(
         if unasked.key not in consented:
             return check_room(view, context.node_id, priced.amount, context.undoing) or unasked
     hold = _hold(view, context, case, priced, purchase)
-    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)}, context.undoing)
+    again = PayAgain() if case.request.pay_again else None
+    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)}, context.undoing, again)
     if isinstance(decided, Refusal):
         return decided
     note_taken(view, context.policy, priced, decided.id)

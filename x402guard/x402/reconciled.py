@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from x402guard.kernel.money import format_dollars
 from x402guard.kernel.rows import Evidence, Hold, HoldState
+from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open
 
 

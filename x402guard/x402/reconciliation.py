@@ -14,25 +14,26 @@ from typing import Any
 from msgspec.structs import replace
 
 from x402guard.assets import Asset
+from x402guard.evm import parse_address
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
 from x402guard.kernel.change_set import MarkKey, Scope
-from x402guard.kernel.evm import Address, parse_address
+from x402guard.kernel.evm import Address
+from x402guard.kernel.given_back import proof_key
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import format_dollars
 from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldState
-from x402guard.kernel.table import Lapse
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
+from x402guard.ledger.events import Lapse
 from x402guard.ledger.evidence import (
     Finding,
     Unreadable,
     explain,
     fitting_payments,
-    proof_key,
+    make_provable,
     proven_by,
     unshown_payee,
 )
@@ -42,6 +43,7 @@ from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.tree import below
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
 
@@ -93,8 +95,7 @@ def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold |
         if hold is None or hold.intent is None:
             return None
         if hold.intent.network in context.chains and not hold.chain_evidence:
-            hold = replace(hold, chain_evidence=True)
-            view.put_hold(hold)
+            hold = make_provable(view, hold)
         past = hold.state is HoldState.HELD and hold.deadline_unix < view.now_unix
         if past and not hold.chain_evidence and view.ahead_ms <= context.max_clock_jump_ms:
             hold, lapsed = apply(view, hold_id, Lapse()), True

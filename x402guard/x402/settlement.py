@@ -14,16 +14,18 @@ from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
 from x402guard.kernel.change_set import Scope
-from x402guard.kernel.money import Nanos, format_dollars
+from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import Unsent
 from x402guard.kernel.rows import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
-from x402guard.kernel.table import Note, Void
 from x402guard.ledger.budgets import room_on_path
+from x402guard.ledger.events import Note, Void
 from x402guard.ledger.evidence import (
     CONTRADICTED,
     Finding,
     Unreadable,
     claim_settlement,
     named_transaction,
+    note_checked,
     receipt_mark,
     transaction_of,
     weigh,
@@ -34,6 +36,7 @@ from x402guard.ledger.purchases import in_doubt, lose, presentation_of
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.approvals import give_unapproved_back, unapproved_mark
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
@@ -204,8 +207,10 @@ def _is_ended(now: Hold, hold: Hold) -> bool:
     return presentation_of(now) == presentation_of(hold) and now.delivery in (Delivery.DONE, Delivery.LOST)
 
 
-def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
-    """Void a hold that was not signed or not sent. Returns True if nothing of it can be taken.
+def void(
+    context: Context, held: Hold | str, reason: str, *, presented: int = 0, unsent: Unsent | None = None
+) -> Flow[bool]:
+    """Void a hold that was not signed or, by *unsent*, not sent. Returns True if nothing of it can be taken.
 
     Compare-and-set: a hold that another instance has taken over (*presented* has changed) may have been sent, so it
     stays. A hold that was never written is not an error.
@@ -216,8 +221,9 @@ def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0)
         hold = view.hold(hold_id)
         if hold is None:
             return True
-        if hold.state is HoldState.HELD and hold.presented == presented:
-            hold = apply(view, hold_id, Void(reason))
+        proof = unsent or view.unsigned(hold_id)
+        if proof is not None and hold.state is HoldState.HELD and hold.presented == presented:
+            hold = apply(view, hold_id, Void(reason), proof)
             if step is not None:
                 give_step_back(view, context.policy, step, hold.created_ms)
                 give_unapproved_back(view, context.policy.approvals, step)
@@ -355,7 +361,7 @@ def _note_asked(holds: list[Hold]) -> Flow[None]:
 
     def change(view: LedgerView) -> None:
         for hold in holds:
-            view.put_hold(replace(view.known_hold(hold.id), checked_ms=view.now_ms))
+            note_checked(view, hold.id)
 
     scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
     yield Transact(scope, change)

@@ -9,8 +9,9 @@ from typing import Final, TypeGuard
 import coincurve
 
 from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
 from x402guard.flow.ports import Signer
-from x402guard.kernel.evm import Address, parse_address
+from x402guard.kernel.evm import Address
 from x402guard.kernel.signer import KeySigner
 from x402guard.x402.keys import keystore_address, parse_key, read_keystore
 

@@ -19,8 +19,8 @@ from msgspec import field as named
 from msgspec.json import Encoder
 
 from x402guard.errors import ProtocolError
+from x402guard.frozen import read_struct, readable
 from x402guard.kernel.evm import MAX_UINT256
-from x402guard.kernel.frozen import read_struct, readable
 from x402guard.strict_json import NotReadable, read_json
 
 PAYMENT_REQUIRED: Final = "payment-required"

@@ -7,16 +7,16 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.support.ledger import Books, Clock, a_hold, an_intent, usd
+from tests.support.ledger import Books, Clock, a_hold, an_intent, usd, weigh_proven
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import Breaker, PaymentRefused, Policy, SessionClosed, Velocity
 from x402guard.delegation.messages import TaskRequest
 from x402guard.guard.clock import accept_clock
 from x402guard.kernel.rows import WALLET, Evidence, Hold, NodeKind, Window
-from x402guard.kernel.table import Capture, Lapse, Void
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import authorize
-from x402guard.ledger.evidence import Unused, weigh, weigh_marks
+from x402guard.ledger.events import Capture, Lapse, Void
+from x402guard.ledger.evidence import Unused, weigh_marks
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.verify import verify_windows
 from x402guard.stores import open_store
@@ -95,7 +95,7 @@ def test_a_payment_that_was_captured_ahead_and_is_given_back_later_frees_no_late
     for row in held:
         finding = Unused(team.clock() // 1000 + ahead_s + 3_600)
         team.books.change(
-            lambda view, row=row, finding=finding: weigh(view, row.id, finding),
+            lambda view, row=row, finding=finding: weigh_proven(view, row.id, finding),
             nodes=("s",),
             holds=(row.id,),
             marks=weigh_marks(row, finding),
@@ -174,7 +174,7 @@ def test_what_was_given_back_of_the_open_window_is_nothing_of_the_one_before(led
     for row in held[:4]:
         finding = Unused(team.clock() // 1000 + 3_600)
         team.books.change(
-            lambda view, row=row, finding=finding: weigh(view, row.id, finding),
+            lambda view, row=row, finding=finding: weigh_proven(view, row.id, finding),
             nodes=("s",),
             holds=(row.id,),
             marks=weigh_marks(row, finding),

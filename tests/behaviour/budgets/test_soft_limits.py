@@ -7,7 +7,6 @@ from decimal import Decimal
 
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
@@ -19,8 +18,9 @@ from x402guard import (
     SettlementUncertain,
     TokenBudget,
 )
-from x402guard.kernel.money import dollars_to_nanos
+from x402guard.kernel.change_set import Scope
 from x402guard.ledger.owner import owner_mark, set_limit
+from x402guard.money import dollars_to_nanos
 from x402guard.stores import open_store
 
 SOFT = ("soft_limit", "tokens_soft_limit")

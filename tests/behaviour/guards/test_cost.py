@@ -39,9 +39,11 @@ class Counting:
             self.counts["transactions"] += 1
             self._add("loaded", view)
             result = change(view)
-            self.counts["written"] += len(view.node_rows()) + len(view.hold_rows()) + len(view.mark_rows())
+            self.counts["written"] += len(view.changed_nodes) + len(view.changed_holds) + len(view.changed_marks)
             self.counts["entries"] += len(view.entries)
-            self.counts["bytes written"] += sum(len(json.dumps(value)) for _, value in view.mark_rows())
+            self.counts["bytes written"] += sum(
+                len(json.dumps(value)) for _, value in view.change_set(durable=True).marks
+            )
             return result
 
         return counted

@@ -8,17 +8,17 @@ from decimal import Decimal
 
 import jsonschema
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.command_line import typed
 from tests.support.delegations import NOW_S, world
 from tests.support.merchant import URL, Shop, client
 from tests.support.processes import ROOT
 from x402guard import ConfigError, Owner
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence
-from x402guard.kernel.table import Correct
+from x402guard.ledger.events import Correct
 from x402guard.ledger.transitions import apply
 from x402guard.views.export import export
 

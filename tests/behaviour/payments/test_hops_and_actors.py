@@ -10,15 +10,15 @@ from contextlib import ExitStack, closing
 
 import anyio
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
-from tests.support.ledger import Clock
+from tests.support.ledger import Clock, weigh_proven
 from tests.support.merchant import b64, make_guard, receipt
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard import Policy
 from x402guard.flow.drivers import run
-from x402guard.ledger.evidence import Settled, weigh, weigh_marks
+from x402guard.kernel.change_set import Scope
+from x402guard.ledger.evidence import Settled, weigh_marks
 from x402guard.stores import open_store
 from x402guard.web.access import Access
 from x402guard.web.hops import Hops
@@ -140,7 +140,7 @@ class Scene:
             hold = store.hold(hold_id)
             finding = Settled(hold.payment().amount_atomic, f"0x{hold.payment().nonce:064x}", 0, final=True)
             scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
-            store.transact(scope, lambda view, hold=hold, finding=finding: weigh(view, hold.id, finding))
+            store.transact(scope, lambda view, hold=hold, finding=finding: weigh_proven(view, hold.id, finding))
 
     def sweeps(self):
         for guard in self.guards:

@@ -8,7 +8,6 @@ from decimal import Decimal
 import anyio
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.faults import Faulty
 from tests.support.ledger import Clock
@@ -16,7 +15,8 @@ from tests.support.merchant import URL, Shop, async_client, b64, client, make_gu
 from tests.support.refusals import Chunks
 from x402guard import LedgerUnavailable, Policy, Rule, Timeouts
 from x402guard.flow.drivers import run
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Claim, Delivery, HoldState
 from x402guard.policy.breakers import Breaker
 from x402guard.stores import open_store

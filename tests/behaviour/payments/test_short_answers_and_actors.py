@@ -5,17 +5,17 @@ from contextlib import ExitStack, closing, suppress
 
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
-from tests.support.ledger import Clock
+from tests.support.ledger import Clock, weigh_proven
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
 from tests.support.refusals import Chunks
 from x402guard import ConfigError, Policy, X402GuardError
 from x402guard.flow.drivers import run
 from x402guard.guard.owner import Owner
+from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Delivery
-from x402guard.ledger.evidence import Settled, Unused, Used, weigh, weigh_marks
+from x402guard.ledger.evidence import Settled, Unused, Used, weigh_marks
 from x402guard.stores import open_store
 from x402guard.x402.settlement import sweep
 
@@ -57,7 +57,7 @@ class Scene:
     def found(self, finding):
         hold = self.hold
         scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
-        self.store.transact(scope, lambda view: weigh(view, hold.id, finding))
+        self.store.transact(scope, lambda view: weigh_proven(view, hold.id, finding))
 
     def ask(self):
         try:

@@ -6,10 +6,9 @@ from decimal import Decimal
 from threading import Barrier
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.chain import MockChain
-from tests.support.ledger import Clock
+from tests.support.ledger import Clock, weigh_proven
 from tests.support.merchant import (
     FACILITATOR,
     NETWORK,
@@ -25,8 +24,9 @@ from tests.support.merchant import (
 )
 from x402guard import Asset, IllegalTransition
 from x402guard.flow.ports import OutgoingTransfer, Transfers
-from x402guard.kernel.table import Void
-from x402guard.ledger.evidence import Settled, Unreadable, weigh
+from x402guard.kernel.change_set import Scope
+from x402guard.ledger.events import Void
+from x402guard.ledger.evidence import Settled, Unreadable
 from x402guard.ledger.transitions import apply
 from x402guard.stores import open_store
 from x402guard.x402 import settlement
@@ -115,7 +115,7 @@ def test_a_payment_that_cannot_be_written_holds_up_no_other_payment(look, monkey
         def weighs(view, hold_id, finding, **more):
             if hold_id == first:
                 raise IllegalTransition("no row says how")
-            return weigh(view, hold_id, finding, **more)
+            return weigh_proven(view, hold_id, finding, **more)
 
         monkeypatch.setattr(settlement, "weigh", weighs)
         found = {"reconcile": guard.reconcile, "sweep": guard.sweep, "session": session.reconcile}[look]()

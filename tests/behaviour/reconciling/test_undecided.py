@@ -5,15 +5,15 @@ from functools import partial
 
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
-from tests.support.ledger import PAYEE, PAYER, START_MS, a_hold, an_intent
+from tests.support.ledger import PAYEE, PAYER, START_MS, a_hold, an_intent, weigh_proven
 from tests.support.merchant import OTHER_PAYEE, URL, Shop, client, make_guard
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import AskChain, Transact
 from x402guard.flow.ports import HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
-from x402guard.kernel.frozen import replace
-from x402guard.ledger.evidence import Settled, Used, note_unshown, weigh, weigh_marks
+from x402guard.frozen import replace
+from x402guard.kernel.change_set import Scope
+from x402guard.ledger.evidence import Settled, Used, note_unshown, weigh_marks
 from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
 
 TRANSFER = OutgoingTransfer("0x" + "ab" * 32, 1, PAYEE, 100_000, block=7)
@@ -110,7 +110,7 @@ def show(guard, hold, *, final):
     """Let a block show that the transaction SHOWN has taken the payment."""
     found = Settled(hold.payment().amount_atomic, SHOWN, 1, final=final)
     scope = Scope(holds=(hold.id,), marks=weigh_marks(hold, found))
-    guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, found))
+    guard.shell.store.transact(scope, lambda view: weigh_proven(view, hold.id, found))
 
 
 def reconciled(guard, hold, status):

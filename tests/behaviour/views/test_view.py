@@ -16,7 +16,7 @@ import pytest
 from tests.support.processes import ROOT
 from tests.support.scenes import busy
 from x402guard import ConfigError, Owner, Policy
-from x402guard.kernel.money import dollars_to_nanos, format_dollars
+from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.views.export import export
 from x402guard.views.model import EVIDENCE, MOST_CALLS, View
 from x402guard.views.text import WIDTH, width_of

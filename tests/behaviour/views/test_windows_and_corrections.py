@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.ledger import Books, Clock, a_hold, usd
 from x402guard.errors import IllegalTransition
 from x402guard.kernel.rows import Evidence, HoldKind, NodeKind, Window
-from x402guard.kernel.table import Capture, Correct, Lapse, Reopen, Void
 from x402guard.ledger.authorize import authorize
+from x402guard.ledger.events import Capture, Correct, Lapse, Reopen, Void
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.views.books import books_of
 from x402guard.views.report import Report

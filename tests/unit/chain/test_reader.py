@@ -9,7 +9,7 @@ from tests.support.ledger import PAYEE, PAYER
 from x402guard.chain.calldata import nonce_settled
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, selector
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
 

@@ -13,7 +13,7 @@ from x402guard.chain.logs import Block, find_cause
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import JsonRpc, NodeRefuses
 from x402guard.flow.ports import OutgoingTransfer
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Claim
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used

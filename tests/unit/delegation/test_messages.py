@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from x402guard import ConfigError, TaskRequest, TaskResult
-from x402guard.kernel.money import nanos_to_decimal
+from x402guard.money import nanos_to_decimal
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 REQUEST = {"task_type": "research", "payload": {"topic": "tides"}, "budget": "$0.40", "deadline": 1_800_000_000}

@@ -5,10 +5,10 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from x402guard.flow import drivers
 from x402guard.flow.effects import Transact
+from x402guard.kernel.change_set import Scope
 from x402guard.ledger.lost import LateEnd
 
 

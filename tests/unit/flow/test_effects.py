@@ -1,10 +1,10 @@
 """What has to be written is written again where the first write was interrupted, and the interruption goes on after it."""
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from x402guard import LedgerUnavailable
 from x402guard.flow.effects import Interrupted, Transact, transact_anyway
+from x402guard.kernel.change_set import Scope
 
 CTRL_C = KeyboardInterrupt()
 

@@ -10,9 +10,10 @@ from tests.support.ledger import a_hold
 from x402guard.flow import singleflight
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim
 from x402guard.ledger.evidence import Unused
+from x402guard.ledger.proven import proven
 
 ONE, OTHER = a_hold("h1"), a_hold("h2")
 
@@ -54,9 +55,14 @@ def ask_at_once(first, second):
     return answers["first"], answers["second"]
 
 
+def said(number, hold):
+    """The chain's answer by its number, as one about this hold."""
+    return proven(hold.payment(), Unused(number))
+
+
 @pytest.mark.parametrize("hold", [ONE, claiming(ONE)], ids=["in doubt", "claimed"])
 def test_who_asks_the_same_meanwhile_shares_the_answer(hold):
-    assert ask_at_once(hold, hold) == (Unused(1), Unused(1))
+    assert ask_at_once(hold, hold) == (said(1, hold), said(1, hold))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_who_asks_the_same_meanwhile_shares_the_answer(hold):
     ids=["two in doubt", "two of one transaction", "claimed since", "another transaction named"],
 )  # fmt: skip
 def test_another_question_has_an_answer_of_its_own(first, second):
-    assert ask_at_once(first, second) == (Unused(1), Unused(2))
+    assert ask_at_once(first, second) == (said(1, first), said(2, second))
 
 
 class Interrupting(list):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.ledger import Books
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.ledger.actions import (
     ACTIONS,
     OPEN_STATES,

@@ -4,10 +4,10 @@ import pytest
 
 from tests.support.ledger import Books, usd
 from x402guard.errors import ConfigError, IllegalTransition
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, HoldKind, NodeState
-from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import Refusal, note_refusal, refused_mark
+from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.sessions import Closing, close_node, ensure_wallet
 
 
@@ -201,7 +201,7 @@ def test_a_change_that_restrains_needs_a_durable_scope():
 
     books = Books()
     with pytest.raises(IllegalTransition, match="power cut"):
-        books.change(lambda view: authorize(view, a_hold(), {}), nodes=("s",), durable=False)
+        books.change(lambda view: authorize(view, a_hold(), {}), nodes=("s",), holds=("h1",), durable=False)
     assert books.balances() == (0, 0, 0, 0)
 
 

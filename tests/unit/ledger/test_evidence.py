@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
-from x402guard.kernel.frozen import replace
+from tests.support.ledger import START_MS, Books, an_id, an_intent, usd, weigh_proven
+from x402guard.frozen import replace
 from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
-from x402guard.kernel.table import Note
-from x402guard.kernel.windows import check_window
+from x402guard.ledger.budget_window import check_window
+from x402guard.ledger.events import Note
 from x402guard.ledger.evidence import (
     EXPOSED,
     Cancelled,
@@ -15,7 +15,6 @@ from x402guard.ledger.evidence import (
     Used,
     explain,
     fitting_payments,
-    weigh,
     weigh_marks,
 )
 from x402guard.ledger.sessions import NodeRequest, open_node
@@ -30,24 +29,29 @@ def settled(amount, transaction=ONE, log=0, *, final=True):
     return Settled(amount, transaction, log, final)
 
 
-@pytest.fixture
-def books():
+def out(scheme):
     """A session of $0.50 with one payment of $0.10 that is out until START + 60 s."""
     books = Books(session="$0.50")
-    books.hold("h1", "$0.10", chain_evidence=True)
+    books.hold("h1", "$0.10", scheme=scheme, chain_evidence=True)
     return books
+
+
+@pytest.fixture
+def books():
+    """Books whose payment may be taken for less."""
+    return out("upto")
 
 
 def show(books, finding, most=0):
     """Weigh a finding; return (state, what counts in nano-dollars, evidence)."""
-    hold = books.store.hold("h1")
+    hold = books.stored("h1")
     marks = weigh_marks(hold, finding)
     after = books.change(
-        lambda view: weigh(view, "h1", finding, most_exposed=most), nodes=("s",), holds=("h1",), marks=marks
+        lambda view: weigh_proven(view, "h1", finding, most_exposed=most), nodes=("s",), holds=("h1",), marks=marks
     )
     counts = after.amount if after.state == "held" else after.captured
     node = books.node("s")
-    others = sum(hold.amount for hold in books.store.outstanding() if hold.id != "h1")
+    others = sum(hold.amount for hold in books.store.outstanding() if hold.id != an_id("h1"))
     assert node.captured + node.held - others == counts == node.granted_in - others
     return str(after.state), counts, None if after.evidence is None else str(after.evidence)
 
@@ -83,7 +87,7 @@ STORIES = {  # what the chain shows, one after the other, and what the books say
     "by nobody knows what, undone": ([Used(final=False), LATER], ("held", ALL, None)),
     "by nobody knows what, then shown": ([Used(final=True), settled(LITTLE)], ("captured", LITTLE, "chain")),
     "cancelled, not final": ([Cancelled(ONE, final=False)], ("held", ALL, None)),
-    "cancelled": ([Cancelled(ONE, final=True)], ("voided", 0, None)),
+    "cancelled": ([Cancelled(ONE, final=True)], ("voided", 0, "chain")),
     "cancelled, undone": ([Cancelled(ONE, final=True), LATER], ("held", ALL, None)),
     "cancelled, and taken by another final block": (
         [Cancelled(ONE, final=True), settled(LITTLE, TWO)],
@@ -99,9 +103,14 @@ STORIES = {  # what the chain shows, one after the other, and what the books say
 }
 
 
+def takes_less(findings):
+    return any(isinstance(each, Settled) and each.amount_atomic < ALL for each in findings)
+
+
 @pytest.mark.parametrize("story", STORIES)
-def test_what_the_chain_shows_and_takes_back(books, story):
+def test_what_the_chain_shows_and_takes_back(story):
     findings, (state, atomic, evidence) = STORIES[story]
+    books = out("upto" if takes_less(findings) else "exact")
     shown = [show(books, finding) for finding in findings]
     assert shown[-1] == (state, CENTS.get(atomic, 0), evidence)
 
@@ -153,14 +162,12 @@ TX = "0x" + "ab" * 32
 
 
 def looked(books, finding):
-    marks = weigh_marks(books.store.hold("h1"), finding)
-    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=marks)
+    marks = weigh_marks(books.stored("h1"), finding)
+    return books.change(lambda view: weigh_proven(view, "h1", finding), holds=("h1",), marks=marks)
 
 
 def an_upto(books):
-    hold = a_hold("h1", "$0.10", chain_evidence=True, now_ms=books.clock.now_ms)
-    intent = an_intent(1, 100_000, hold.deadline_unix, scheme="upto", method="permit2")
-    books.hold("h1", "$0.10", intent=intent, chain_evidence=True)
+    books.hold("h1", "$0.10", scheme="upto", chain_evidence=True)
 
 
 def test_an_answer_from_before_the_proof_undoes_nothing():
@@ -206,6 +213,7 @@ DAY_S = 86_400
 def two_days(first, second, shows=None):
     """A team's daily dollar: one payment at the end of a day, shown by a block (not final by default); another one the next day."""
     books = Books(session=None)
+    books.open_kernel(most_exposed=usd("$5"))
     window = check_window("day", "UTC")
     request = NodeRequest("team", WALLET, NodeKind.BUDGET, "team", usd("$1.00"), "", window=window)
     books.change(lambda view: open_node(view, request), nodes=("team", WALLET))
@@ -213,8 +221,7 @@ def two_days(first, second, shows=None):
     midnight = (books.clock.now_ms // 1000 // DAY_S + 1) * DAY_S
     books.clock.tick(midnight - books.clock.now_ms / 1000 - 13)
     atomic = usd(first) // 1000
-    intent = an_intent(1, atomic, books.clock.now_ms // 1000 + 300, scheme="upto", method="permit2")
-    books.hold("h1", first, intent=intent if shows else None, chain_evidence=True, deadline_s=300)
+    books.hold("h1", first, scheme="upto" if shows else "exact", chain_evidence=True, deadline_s=300)
     shown(books, shows or settled(atomic, final=False), most=usd("$5") if shows else 0)
     books.clock.tick(20)
     books.hold("h2", second, chain_evidence=True, deadline_s=300)
@@ -223,8 +230,8 @@ def two_days(first, second, shows=None):
 
 
 def shown(books, finding, most=0):
-    marks = weigh_marks(books.store.hold("h1"), finding)
-    return books.change(lambda view: weigh(view, "h1", finding, most_exposed=most), holds=("h1",), marks=marks)
+    marks = weigh_marks(books.stored("h1"), finding)
+    return books.change(lambda view: weigh_proven(view, "h1", finding, most_exposed=most), holds=("h1",), marks=marks)
 
 
 def test_a_block_of_yesterday_that_is_undone_counts_today_and_trips_a_budget_that_it_passes():
@@ -286,7 +293,7 @@ def test_one_of_yesterday_that_is_taken_for_more_in_a_block_of_today_counts_toda
     books.clock.tick(40)
     for finding in today:
         shown(books, finding)
-    held, team = books.store.hold("h1"), books.node("team")
+    held, team = books.stored("h1"), books.node("team")
     assert held.state is HoldState.CAPTURED
     more = held.captured - usd("$0.01") * (today == [settled(600_000, TWO)])  # corrected, not opened anew
     assert team.counted == usd("$0.30") + more
@@ -335,7 +342,7 @@ def test_a_payment_explains_one_transfer_however_often_the_chain_is_asked():
     books = Books()
     books.hold("h1", "$0.10", chain_evidence=True)
     shown(books, Used(final=True))
-    payment = books.store.hold("h1").payment()
+    payment = books.stored("h1").payment()
     for proof, explained in ((("proof", "first"), 1), (("proof", "second"), 0)):
         found = fitting_payments(books.store.marks("unshown", ""), payment.amount_atomic)
         assert len(found) == explained
@@ -348,11 +355,11 @@ def test_a_payment_explains_one_transfer_however_often_the_chain_is_asked():
 @pytest.mark.parametrize("where", ["memory://", "sqlite"])
 def test_a_used_nonce_without_a_transaction_is_looked_up_for_another_day(where, tmp_path):
     books = Books(where if where == "memory://" else f"sqlite:///{tmp_path / 'l.db'}")
-    books.hold("h1", "$0.10", chain_evidence=True)
+    an_upto(books)
     shown(books, Used(final=True))
-    deadline = books.store.hold("h1").deadline_unix
+    deadline = books.stored("h1").deadline_unix
     for later_s, asked in ((1, True), (DAY_S, True), (DAY_S + 1, False)):
-        assert (books.store.unsettled(deadline + later_s) == ["h1"]) == asked
+        assert (books.store.unsettled(deadline + later_s) == [an_id("h1")]) == asked
     assert shown(books, settled(LITTLE)).captured == usd("$0.012")
     assert books.store.unsettled(deadline + 1) == []
 
@@ -367,6 +374,7 @@ def exposed(books):
 def test_a_remainder_is_used_before_its_block_is_final_only_within_the_owners_exposure(books):
     least = ALL - LITTLE
     remainder = usd("$0.10") - CENTS[LITTLE]
+    books.open_kernel(most_exposed=remainder)
     assert show(books, settled(LITTLE, **HEAD), most=remainder - 1) == ("held", usd("$0.10"), None)
     assert (exposed(books), least) == (0, 88_000)
     assert show(books, settled(LITTLE, **HEAD), most=remainder) == ("captured", CENTS[LITTLE], "chain_head")
@@ -380,6 +388,7 @@ def test_a_remainder_is_used_before_its_block_is_final_only_within_the_owners_ex
 )
 def test_a_block_that_is_undone_makes_the_remainder_count_again(books, after):
     remainder = usd("$0.10") - CENTS[LITTLE]
+    books.open_kernel(most_exposed=remainder)
     show(books, settled(LITTLE, **HEAD), most=remainder)
     books.clock.tick(40)
     assert show(books, after)[1] == usd("$0.10")
@@ -387,16 +396,17 @@ def test_a_block_that_is_undone_makes_the_remainder_count_again(books, after):
 
 
 def test_the_exposure_is_one_sum_for_all_payments(books):
-    books.hold("h2", "$0.10", chain_evidence=True)
+    books.hold("h2", "$0.10", scheme="upto", chain_evidence=True)
     remainder = usd("$0.10") - CENTS[LITTLE]
+    books.open_kernel(most_exposed=remainder * 2)
     show(books, settled(LITTLE, **HEAD), most=remainder * 3 // 2)
-    second = books.store.hold("h2")
+    second = books.stored("h2")
     finding = settled(LITTLE, TWO, 1, final=False)
 
     def weighs(most):
         marks = weigh_marks(second, finding)
         return books.change(
-            lambda view: weigh(view, "h2", finding, most_exposed=most), nodes=("s",), holds=("h2",), marks=marks
+            lambda view: weigh_proven(view, "h2", finding, most_exposed=most), nodes=("s",), holds=("h2",), marks=marks
         )
 
     assert weighs(remainder * 3 // 2).state == "held"
@@ -404,12 +414,15 @@ def test_the_exposure_is_one_sum_for_all_payments(books):
     assert exposed(books) == remainder * 2
 
 
+BASE_USDC = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
+
+
 @pytest.mark.parametrize(("ahead_s", "frees"), [(0, True), (59, True), (61, False), (801, False)])
 @pytest.mark.parametrize("state", ["held", "captured"])
 def test_a_block_from_the_future_frees_no_payment_that_is_still_good(state, ahead_s, frees):
     """By the ledger's own clock: one endpoint that lies about the time would else let another payment be signed."""
     books = Books(session="$0.50")
-    intent = replace(an_intent(1, 100_000, NOW + ahead_s), network="eip155:8453")
+    intent = replace(an_intent(), network="eip155:8453", chain_id=8453, token=BASE_USDC)
     books.hold("h1", "$0.10", intent=intent, chain_evidence=True, deadline_s=ahead_s)
     if state == "captured":
         show(books, settled(ALL, final=False))

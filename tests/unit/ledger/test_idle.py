@@ -6,12 +6,12 @@ from itertools import chain
 
 import pytest
 
-from tests.support.ledger import Books, usd
-from x402guard.kernel.frozen import replace
+from tests.support.ledger import Books, a_transfer, an_id, usd
+from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, HoldKind, NodeKind, NodeState, Window
-from x402guard.kernel.table import Capture, Correct, Void
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, room_on_path, trip
+from x402guard.ledger.events import Capture, Correct, Void
 from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
 from x402guard.ledger.tree import remaining
@@ -67,7 +67,7 @@ def test_a_wallet_without_a_limit_lends_too():
 
 
 def test_what_a_store_reads_knows_nothing_of_idle_budget(books):
-    books.hold("h1", "$0.10")
+    books.hold("h1", "$0.10", kind=HoldKind.TOOL)
     books.step("h1", Capture(usd("$0.04"), Evidence.CLAIMED))
     books.hold("h2", "$0.10", "t")
     nodes = {node.id: node for node in books.store.nodes()}
@@ -128,23 +128,23 @@ def test_what_ends_a_session_gives_its_idle_budget_back(books, end):
 
 
 def test_a_session_that_has_ended_draws_what_it_owes_and_no_more(books):
-    books.hold("h1", "$0.10")
+    books.hold("h1", "$0.10", kind=HoldKind.LLM)
     books.change(ENDS["a close"], nodes=("s",), marks=(("inputs", "s"),))
-    books.step("h1", Capture(usd("$0.10"), Evidence.CLAIMED))
-    books.step("h1", Correct(usd("$0.20"), Evidence.CHAIN))
+    books.step("h1", Capture(usd("$0.10"), Evidence.ASSUMED))
+    books.step("h1", Correct(usd("$0.20"), Evidence.PROVIDER_USAGE))
     assert books.row("wallet").granted_out == usd("$0.20")
 
 
 def test_a_bill_above_its_ceiling_takes_what_is_idle_before_it_trips_the_wallet(books):
     books.hold("h1", "$5.00", "s", chain_evidence=True)
     books.step("h1", Void("not signed"))
-    books.hold("h2", "$2.00", "t")
+    books.hold("h2", "$2.00", "t", kind=HoldKind.LLM)
     books.hold("h3", "$2.00", "s")
-    books.step("h2", Capture(usd("$1.00"), Evidence.CLAIMED))
-    books.step("h2", Correct(usd("$8.00"), Evidence.CHAIN))
+    books.step("h2", Capture(usd("$1.00"), Evidence.ASSUMED))
+    books.step("h2", Correct(usd("$8.00"), Evidence.ESTIMATE))
     assert books.row("wallet").state is NodeState.OPEN
     assert books.node("wallet").used == usd("$10.00")
-    books.step("h2", Correct(usd("$8.01"), Evidence.CHAIN))
+    books.step("h2", Correct(usd("$8.01"), Evidence.PROVIDER_USAGE))
     assert books.row("wallet").state is NodeState.TRIPPED
     assert books.row("wallet").trip_reason == "$10.01 used of $10.00"
 
@@ -207,10 +207,10 @@ def test_what_is_returned_to_a_wallet_past_its_limit_is_returned_once():
     request = NodeRequest("day", "wallet", NodeKind.BUDGET, "day", usd("$1.00"), "", window=Window("day", "UTC"))
     books.change(lambda view: open_node(view, request), nodes=("day", "wallet"))
     books.open("s", "$9.00", parent="day")
-    for hold_id in ("h1", "h2"):
-        books.hold(hold_id, "$0.40", "s")
-    books.step("h1", Capture(usd("$0.40"), Evidence.CLAIMED))
-    books.step("h1", Correct(usd("$2.00"), Evidence.CHAIN))
+    for hold_id, kind in (("h1", HoldKind.LLM), ("h2", HoldKind.PAYMENT)):
+        books.hold(hold_id, "$0.40", "s", kind=kind)
+    books.step("h1", Capture(usd("$0.40"), Evidence.ASSUMED))
+    books.step("h1", Correct(usd("$2.00"), Evidence.PROVIDER_USAGE))
     assert books.row("day").state is NodeState.TRIPPED
     books.step("h2", Void("not signed"))
     assert (books.row("wallet").granted_out, books.row("day").granted_in) == (usd("$2.00"), usd("$2.00"))
@@ -236,14 +236,14 @@ def test_a_tripped_budget_goes_on_counting_what_happens_below_it(then):
     for session in ("s", "t"):
         books.open(session, "$9.00", parent="team")
     for hold_id in ("p", "q"):
-        books.hold(hold_id, "$1.00", "s")
+        books.hold(hold_id, "$1.00", "s", scheme="upto")
     books.hold("llm", "$2.00", "s", kind=HoldKind.LLM)
     books.step("llm", Capture(usd("$4.50"), Evidence.PROVIDER_USAGE))
     assert books.row("team").trip_reason == "$6.50 used of $5.00"
     books.step("p", Void("not signed"))
     if then == "a correction":
-        books.step("q", Capture(usd("$0.90"), Evidence.CLAIMED))
-        books.step("q", Correct(usd("$1.00"), Evidence.CHAIN))
+        books.step("q", Capture(usd("$0.90"), Evidence.CHAIN, a_transfer()))
+        books.step("q", Correct(usd("$1.00"), Evidence.CHAIN, a_transfer(log=1)))
     elif then != "nothing":
         node = "t" if then == "a limit of a sibling" else "team"
         limit = partial(set_limit, node_id=node, limit=usd("$4.00"), by="a test")
@@ -257,7 +257,7 @@ def test_what_is_held_at_a_lender_itself_takes_back_what_it_lent():
     books.hold("h1", "$0.80", "s")
     books.step("h1", Void("not signed"))
     assert books.idle()["s"] > usd("$0.50")
-    books.hold("h2", "$0.50", "wallet")
+    books.hold("h2", "$0.50", "wallet", kind=HoldKind.TOOL)
     assert books.row("wallet").counted == usd("$0.50")
 
 
@@ -310,7 +310,7 @@ def test_a_history_of_a_session_that_was_written_anew_is_another_one_than_the_gr
     assert problems() == []
     anew, previous = [], ""
     for entry in entries["s"]:
-        data = entry.data.replace("payment", "tool") if entry.hold_id == "h0" else entry.data
+        data = entry.data.replace("payment", "tool") if entry.hold_id == an_id("h0") else entry.data
         anew.append(replace(entry, data=data, previous=previous, hash="").sealed())
         previous = anew[-1].hash
     entries["s"], nodes["s"] = anew, replace(nodes["s"], head=previous)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.ledger import START_MS, Books, an_intent, usd
+from tests.support.ledger import START_MS, Books, an_id, an_intent, usd, weigh_proven
 from x402guard.kernel.rows import Claim, Evidence
 from x402guard.ledger.evidence import (
     Cancelled,
@@ -13,7 +13,6 @@ from x402guard.ledger.evidence import (
     fitting_payments,
     receipt_mark,
     unshown_payee,
-    weigh,
     weigh_marks,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
@@ -33,13 +32,13 @@ def books():
 
 
 def show(books, hold_id, finding):
-    marks = weigh_marks(books.store.hold(hold_id), finding)
-    return books.change(lambda view: weigh(view, hold_id, finding), nodes=("s",), holds=(hold_id,), marks=marks)
+    marks = weigh_marks(books.stored(hold_id), finding)
+    return books.change(lambda view: weigh_proven(view, hold_id, finding), nodes=("s",), holds=(hold_id,), marks=marks)
 
 
 def waiting(books):
     """Return the payments that may explain a Transfer of $0.10 without a nonce."""
-    intent = books.store.hold("h1").payment()
+    intent = books.stored("h1").payment()
     return [
         each
         for _, each in fitting_payments(
@@ -60,7 +59,7 @@ def settled(log, transaction=ONE, *, final=True):
 def test_a_payment_that_is_decided_after_all_explains_no_strangers_transfer(books, then):
     """Its logs were late by one check. A Transfer of its amount to its payee is then no other payment's."""
     show(books, "h1", Used(final=True))
-    assert waiting(books) == ["h1"]
+    assert waiting(books) == [an_id("h1")]
     books.clock.tick(62)
     show(books, "h1", then)
     assert waiting(books) == []
@@ -69,7 +68,7 @@ def test_a_payment_that_is_decided_after_all_explains_no_strangers_transfer(book
 def test_a_block_that_may_be_undone_proves_nothing_of_a_payment_that_a_final_one_has_shown(books):
     show(books, "h1", Used(final=True))
     assert show(books, "h1", settled(3, final=False)).proof is None
-    assert waiting(books) == ["h1"]
+    assert waiting(books) == [an_id("h1")]
     assert show(books, "h2", settled(3)).proof.endswith("/3")
 
 
@@ -91,8 +90,8 @@ def test_a_batch_that_is_mined_again_at_other_places_proves_each_of_its_payments
 def test_a_node_behind_the_one_that_showed_a_cancellation_final_reopens_nothing(books, transaction, counts):
     claim = Claim(usd("$0.10"), TWO)
     marks = (
-        receipt_mark(books.store.hold("h1").payment().network, TWO),
-        ceiling_mark(books.store.hold("h1").payment().payee),
+        receipt_mark(books.stored("h1").payment().network, TWO),
+        ceiling_mark(books.stored("h1").payment().payee),
     )
     books.change(
         lambda view: claim_settlement(view, "h1", claim, believe=True), nodes=("s",), holds=("h1",), marks=marks

@@ -4,22 +4,22 @@ import itertools
 
 import pytest
 
-from tests.support.ledger import START_MS, Books, usd
+from tests.support.ledger import START_MS, Books, a_transfer, an_id, usd
 from x402guard.errors import IllegalTransition
 from x402guard.kernel.rows import Claim, Evidence, HoldKind, HoldState, NodeState
-from x402guard.kernel.table import TABLE, Capture, Correct, Expire, Lapse, Note, Void
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.events import TABLE, Capture, Correct, Expire, Lapse, Note, Void
 
 DIME, CENT = usd("$0.10"), usd("$0.01")
 PAST = START_MS // 1000 + 61
 
 EVENTS = [
     Note(doubt="no answer"),
-    Capture(CENT, Evidence.CLAIMED),
+    Capture(CENT, Evidence.CHAIN, a_transfer()),
     Void("never left"),
     Expire(PAST),
     Lapse(),
-    Correct(CENT, Evidence.CHAIN),
+    Correct(CENT, Evidence.CHAIN, a_transfer()),
 ]
 
 
@@ -29,8 +29,8 @@ def books():
 
 
 def reach(books, state, *, chain=True):
-    """Bring hold h1 of $0.10 into a state."""
-    books.hold("h1", "$0.10", chain_evidence=chain)
+    """Bring hold h1 of $0.10, which may be taken for less, into a state."""
+    books.hold("h1", "$0.10", scheme="upto", chain_evidence=chain)
     if state is HoldState.CAPTURED:
         books.step("h1", Capture(DIME, Evidence.CLAIMED))
     elif state is HoldState.VOIDED:
@@ -48,7 +48,7 @@ def test_what_is_not_in_the_table_cannot_happen(books, state, event):
     chain = state is HoldState.EXPIRED or not isinstance(event, Lapse)
     reach(books, state, chain=chain)
     books.clock.tick(61)
-    before, row = books.balances(), books.store.hold("h1")
+    before, row = books.balances(), books.stored("h1")
     if (state, type(event)) in TABLE:
         after = books.step("h1", event)
         assert after.state is TABLE[state, type(event)]
@@ -56,7 +56,7 @@ def test_what_is_not_in_the_table_cannot_happen(books, state, event):
     with pytest.raises(IllegalTransition):
         books.step("h1", _other(event))
     assert books.balances() == before
-    assert books.store.hold("h1") == row
+    assert books.stored("h1") == row
 
 
 def _other(event):
@@ -84,7 +84,7 @@ def test_note_frees_nothing(books):
     books.step("h1", Note(doubt="no answer"))
     books.step("h1", Note(claim=Claim(CENT, "0xabc")))
     assert books.balances("s") == (0, DIME, DIME, 0)
-    row = books.store.hold("h1")
+    row = books.stored("h1")
     assert (row.doubt, row.claim) == (
         None,
         Claim(CENT, "0xabc"),
@@ -92,10 +92,42 @@ def test_note_frees_nothing(books):
 
 
 def test_a_smaller_capture_gives_the_rest_straight_back(books):
-    books.hold("h1", "$0.10")
-    books.step("h1", Capture(CENT, Evidence.CHAIN))
+    books.hold("h1", "$0.10", scheme="upto")
+    books.step("h1", Capture(CENT, Evidence.CHAIN, a_transfer()))
     assert books.balances("s") == (CENT, 0, CENT, 0)
     assert books.balances("wallet") == (0, 0, 0, CENT)
+
+
+@pytest.mark.parametrize("event", [Capture(CENT, Evidence.CLAIMED), Capture(CENT, Evidence.CHAIN, a_transfer())])
+def test_an_exact_payment_is_captured_for_no_less_whoever_says_so(books, event):
+    books.open_kernel(unsafe_trust_receipts=True)
+    books.hold("h1", "$0.10")
+    books.step("h1", Note(claim=Claim(CENT, "")))
+    with pytest.raises(
+        IllegalTransition, match="an exact payment of 100000000 would be captured at 10000000"
+    ) as caught:
+        books.step("h1", event)
+    assert (caught.value.rule, caught.value.row) == ("giving back", f"hold {an_id('h1')}")
+    assert books.balances() == (0, DIME, DIME, 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "trusting", "claims"),
+    [
+        (Capture(CENT, Evidence.CLAIMED), False, True),
+        (Capture(CENT, Evidence.CLAIMED), True, False),
+        (Capture(CENT, Evidence.CHAIN), True, True),
+    ],
+    ids=["claims are not trusted", "nothing was claimed", "no Transfer is named"],
+)
+def test_an_upto_is_captured_for_less_by_a_proof_or_a_claim_that_the_owner_trusts(books, event, trusting, claims):
+    books.open_kernel(unsafe_trust_receipts=trusting)
+    books.hold("h1", "$0.10", scheme="upto")
+    if claims:
+        books.step("h1", Note(claim=Claim(CENT, "")))
+    with pytest.raises(IllegalTransition, match="90000000 would come back by no proof"):
+        books.step("h1", event)
+    assert books.balances() == (0, DIME, DIME, 0)
 
 
 @pytest.mark.parametrize("event", [Void("not signed"), Expire(PAST)])
@@ -175,14 +207,16 @@ def test_a_payment_on_a_chain_never_lapses(books):
 def test_only_better_evidence_corrects_and_only_a_final_chain_corrects_downwards(
     books, stands, amount, evidence, allowed
 ):
-    books.hold("h1", "$0.10")
+    books.open_kernel(most_exposed=DIME)
+    books.hold("h1", "$0.10", scheme="upto")
     books.step("h1", Capture(DIME, stands))
+    proof = a_transfer() if evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD) else None
     if allowed:
-        assert books.step("h1", Correct(amount, evidence)).captured == amount
+        assert books.step("h1", Correct(amount, evidence, proof)).captured == amount
         assert books.balances() == (amount, 0, amount, 0)
     else:
         with pytest.raises(IllegalTransition):
-            books.step("h1", Correct(amount, evidence))
+            books.step("h1", Correct(amount, evidence, proof))
         assert books.balances() == (DIME, 0, DIME, 0)
 
 
@@ -201,9 +235,9 @@ def test_what_happened_happened_even_past_the_limit(end):
     assert refusal.rule == "session_tripped"
 
 
-@pytest.mark.parametrize("event", [Capture(CENT, Evidence.CLAIMED), Void("not signed"), Expire(PAST)])
+@pytest.mark.parametrize("event", [Capture(CENT, Evidence.CHAIN, a_transfer()), Void("not signed"), Expire(PAST)])
 def test_the_same_event_again_changes_nothing(books, event):
-    books.hold("h1", "$0.10", chain_evidence=True)
+    books.hold("h1", "$0.10", scheme="upto", chain_evidence=True)
     once = books.step("h1", event)
     entries = len(books.store.entries("wallet"))
     assert books.step("h1", event) == once
@@ -232,7 +266,9 @@ def test_the_same_authorize_again_is_the_same_hold(books):
 )
 def test_the_event_that_ended_a_hold_is_written_as_each_version_has_written_it(books, event, text):
     """The same event again is known by this text, in a ledger of any version."""
-    books.hold("h1", "$0.10")
+    books.open_kernel(unsafe_trust_receipts=True)
+    books.hold("h1", "$0.10", scheme="upto")
+    books.step("h1", Note(claim=Claim(CENT, "")))
     books.clock.tick(61)
     after = books.step("h1", event)
     assert after.ended_by == text

@@ -5,12 +5,11 @@ import itertools
 
 import pytest
 
-from tests.support.ledger import Books, Clock, a_hold, an_intent, usd
-from x402guard.kernel.frozen import replace
+from tests.support.ledger import Books, Clock, a_transfer, usd, weigh_proven
+from x402guard.frozen import replace
 from x402guard.kernel.rows import WALLET, Evidence, HoldKind, NodeKind, Window
-from x402guard.kernel.table import Capture, Correct, Lapse, Note
-from x402guard.ledger.authorize import authorize
-from x402guard.ledger.evidence import Settled, Used, weigh, weigh_marks
+from x402guard.ledger.events import Capture, Correct, Lapse, Note
+from x402guard.ledger.evidence import Settled, Used, weigh_marks
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.verify import verify_windows
 
@@ -46,15 +45,14 @@ def test_a_clock_that_was_minutes_ahead_over_midnight():
 @pytest.mark.parametrize("per", ["day", "month"])
 def test_a_payment_that_was_raised_and_lowered_in_the_window_after_its_own(per):
     books = books_of(per, "31T23:59:00")
-    intent = an_intent(1, 100_000, books.clock.now_ms // 1000 + 600, scheme="upto", method="permit2")
-    hold = a_hold("h1", "$0.10", "s", deadline_s=600, now_ms=books.clock.now_ms, chain_evidence=True, intent=intent)
-    books.change(lambda view: authorize(view, hold, {"kind": "payment"}), nodes=("s",), holds=("h1",))
+    books.open_kernel(most_exposed=usd("$1.00"))
+    books.hold("h1", "$0.10", scheme="upto", deadline_s=600, chain_evidence=True)
     few = Settled(10_000, TRANSACTION, 3, final=False)
     for wait_s, found in ((20, few), (90, Used(final=True)), (60, replace(few, final=True))):
         books.clock.tick(wait_s)
-        marks = weigh_marks(books.store.hold("h1"), found)
+        marks = weigh_marks(books.stored("h1"), found)
         books.change(
-            lambda view, found=found: weigh(view, "h1", found, most_exposed=usd("$1.00")),
+            lambda view, found=found: weigh_proven(view, "h1", found, most_exposed=usd("$1.00")),
             nodes=("s",), holds=("h1",), marks=marks,
         )  # fmt: skip
         assert verify_windows(books.store) == []
@@ -68,10 +66,10 @@ AMOUNTS = ("$0", "$0.05", "$0.10", "$0.30")
 def test_corrections_in_any_order_before_and_after_midnight(closes_s, waits):
     for amounts in itertools.product(AMOUNTS, repeat=3):
         books = books_of("day", "20T12:00:00")
-        books.hold("h1", "$0.10", kind=HoldKind.TOOL)
+        books.hold("h1", "$0.10", scheme="upto")
         books.clock.tick(closes_s)
         books.step("h1", Lapse())
-        for wait_s, amount in zip(waits, amounts, strict=True):
+        for log, (wait_s, amount) in enumerate(zip(waits, amounts, strict=True)):
             books.clock.tick(wait_s)
-            books.step("h1", Correct(usd(amount), Evidence.CHAIN))
+            books.step("h1", Correct(usd(amount), Evidence.CHAIN, a_transfer(log=log)))
             assert verify_windows(books.store) == [], (amounts, amount)

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, usd
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import NodeState
-from x402guard.kernel.table import Void
+from x402guard.ledger.events import Void
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.watch import Limits, open_runs, seen_of, trip_stuck, why_stuck
 

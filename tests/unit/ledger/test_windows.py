@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ledger import START_MS, Books, Clock, usd
+from tests.support.ledger import START_MS, Books, Clock, a_transfer, usd
 from x402guard.errors import ConfigError
 from x402guard.kernel import windows
 from x402guard.kernel.rows import WALLET, Evidence, HoldKind, Node, NodeKind, NodeState, Window
-from x402guard.kernel.table import Capture, Correct, Expire, Lapse, Void
-from x402guard.kernel.windows import check_window, rolled, window_start_ms
+from x402guard.kernel.windows import rolled, window_start_ms
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.budget_window import check_window
 from x402guard.ledger.budgets import room_on_path
+from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
@@ -128,9 +129,9 @@ def left(books, node="s"):
     return books.change(lambda view: room_on_path(view, node), nodes=(node,))
 
 
-def spend(books, name, amount, node="s"):
+def spend(books, name, amount, node="s", **more):
     """True where it was held; then it is captured."""
-    if isinstance(books.hold(name, amount, node), Refusal):
+    if isinstance(books.hold(name, amount, node, **more), Refusal):
         return False
     books.step(name, Capture(usd(amount), Evidence.CLAIMED))
     return True
@@ -172,12 +173,12 @@ def test_a_hold_from_before_midnight_oversells_neither_day():
 
 @pytest.mark.parametrize(
     ("end", "counts"),
-    [(Void("not sent"), "$0"), (Expire(2**40), "$0"), (Capture(usd("$0.20"), Evidence.CLAIMED), "$0.20")],
+    [(Void("not sent"), "$0"), (Expire(2**40), "$0"), (Capture(usd("$0.20"), Evidence.CHAIN, a_transfer()), "$0.20")],
 )
 def test_what_a_hold_gives_back_after_midnight_is_room_of_the_new_day(end, counts):
     books = by_the()
     assert spend(books, "a", "$1.50")
-    books.hold("late", "$0.50", chain_evidence=True)
+    books.hold("late", "$0.50", scheme="upto", chain_evidence=True)
     books.clock.tick(120)
     books.step("late", end)
     assert left(books) == usd("$2.00") - usd(counts)
@@ -297,8 +298,9 @@ def test_a_bill_above_the_ceiling_latches_and_a_new_day_resets_nothing_but_the_r
 
 def captured_yesterday(amount="$1.00"):
     books = by_the()
-    books.hold("h", "$1.50")
-    books.step("h", Capture(usd(amount), Evidence.CLAIMED))
+    books.open_kernel(unsafe_trust_receipts=True, most_exposed=usd("$1.00"))
+    books.hold("h", "$1.50", scheme="upto")
+    books.believe("h", amount)
     books.clock.tick(3_600)
     return books
 
@@ -306,7 +308,7 @@ def captured_yesterday(amount="$1.00"):
 def test_what_comes_back_of_yesterday_is_no_room_of_today():
     books = captured_yesterday()
     assert spend(books, "today", "$1.50")
-    books.step("h", Correct(usd("$0.10"), Evidence.CHAIN))
+    books.step("h", Correct(usd("$0.10"), Evidence.CHAIN, a_transfer()))
     assert windowed(books) == (usd("$1.50"), 0)
     assert left(books) == usd("$0.50")
     assert (left(books, "b"), books.node("s").used) == (usd("$0.50"), usd("$1.60"))
@@ -314,8 +316,8 @@ def test_what_comes_back_of_yesterday_is_no_room_of_today():
 
 def test_what_comes_back_on_the_same_day_is_room():
     books = by_the()
-    spend(books, "h", "$2.00")
-    books.step("h", Correct(usd("$0.50"), Evidence.CHAIN))
+    spend(books, "h", "$2.00", scheme="upto")
+    books.step("h", Correct(usd("$0.50"), Evidence.CHAIN, a_transfer()))
     assert left(books) == usd("$1.50")
 
 
@@ -332,20 +334,20 @@ def test_a_correction_that_is_taken_back_goes_on_counting_to_be_on_the_safe_side
     books = captured_yesterday()
     books.step("h", Correct(usd("$1.50"), Evidence.CHAIN_HEAD))
     assert windowed(books) == (usd("$0.50"), 0)
-    books.step("h", Correct(usd("$1.00"), Evidence.CHAIN))
+    books.step("h", Correct(usd("$1.00"), Evidence.CHAIN, a_transfer()))
     assert windowed(books) == (usd("$0.50"), 0)  # nobody knows on which day it was corrected up
     assert left(books) == usd("$1.50")
 
 
 def test_what_expired_and_was_taken_all_the_same_counts_on_the_day_of_the_proof():
     books = by_the()
-    books.hold("h", "$0.50", chain_evidence=True)
+    books.hold("h", "$0.50", scheme="upto", chain_evidence=True)
     books.clock.tick(90)
     books.step("h", Expire(2**40))
     books.clock.tick(86_400)
     books.step("h", Correct(usd("$0.50"), Evidence.CHAIN_HEAD))
     assert windowed(books) == (usd("$0.50"), 0)
-    books.step("h", Correct(usd("$0.20"), Evidence.CHAIN))
+    books.step("h", Correct(usd("$0.20"), Evidence.CHAIN, a_transfer()))
     assert windowed(books) == (usd("$0.20"), 0)
 
 
@@ -354,9 +356,9 @@ def test_a_payment_is_corrected_in_the_month_that_goes_on_and_not_in_the_day_tha
     a_budget(books, "m", "$3.00", Window("month", "UTC"))
     a_budget(books, "d", "$2.00", Window("day", "UTC"), parent="m")
     books.open("s", "$100", parent="d")
-    spend(books, "h", "$2.00")
+    spend(books, "h", "$2.00", scheme="upto")
     books.clock.tick(600)
-    books.step("h", Correct(usd("$1.50"), Evidence.CHAIN))
+    books.step("h", Correct(usd("$1.50"), Evidence.CHAIN, a_transfer()))
     assert (windowed(books, "d"), windowed(books, "m")) == ((0, 0), (usd("$1.50"), 0))
 
 

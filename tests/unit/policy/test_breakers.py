@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from x402guard import Breaker, Bulkhead, ConfigError, Policy
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.view import LedgerView
@@ -30,9 +30,9 @@ class Rows:
 
     def _within(self, change, step):
         marks = tuple(self.breaker.marks(step, (step.payee,) if step.payee else (), ending=False))
-        view = LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in marks if key in self.rows})
+        view = LedgerView.of_marks(self.now_ms, {key: self.rows[key] for key in marks if key in self.rows})
         result = change(view)
-        self.rows.update(view.mark_rows())
+        self.rows.update(view.change_set(durable=True).marks)
         self.notices += view.notices
         return result
 

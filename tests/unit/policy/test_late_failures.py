@@ -36,9 +36,9 @@ def counted(guard, key, order, row=None):
         outcome, _, hold = word.partition(":")
         end = StepEnd(hold or f"h{number}", "ok" if outcome == "ok" else "failed", late=outcome == "late")
         marks = tuple(guard.marks(PAYS, (), ending=True))
-        view = LedgerView(now_ms=1_800_000_000_000 + number, marks={key: rows[key] for key in marks if key in rows})
+        view = LedgerView.of_marks(1_800_000_000_000 + number, {key: rows[key] for key in marks if key in rows})
         guard.ended(view, PAYS, end)
-        rows.update(view.mark_rows())
+        rows.update(view.change_set(durable=True).marks)
     return rows[key]["failures"] if key in rows else 0
 
 

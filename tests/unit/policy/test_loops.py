@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Loop
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.rows import HoldKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.loops import forget_before
@@ -26,7 +26,7 @@ class Run:
         self.loop, self.rows, self.now_ms = Loop(latch_after=1, **settings), {}, START_MS
 
     def view(self, keys):
-        return LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in keys if key in self.rows})
+        return LedgerView.of_marks(self.now_ms, {key: self.rows[key] for key in keys if key in self.rows})
 
     def step(self, name, arguments=None, after_s=0):
         self.now_ms += int(after_s * 1000)
@@ -36,7 +36,7 @@ class Run:
         found = self.loop.find_loop(view, step)
         if found is None:
             self.loop.taken(view, step, "")
-            self.rows.update(view.mark_rows())
+            self.rows.update(view.change_set(durable=True).marks)
         return found
 
     def stops_at(self, steps):
@@ -161,7 +161,7 @@ def test_after_a_reset_everything_counts_anew():
     assert run.stops_at(calls("search", 9)) == 6
     view = run.view([])
     forget_before(view, "run")
-    run.rows.update(view.mark_rows())
+    run.rows.update(view.change_set(durable=True).marks)
     run.now_ms += 1
     assert run.stops_at(calls("search", 9)) == 6
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.merchant import OTHER_PAYEE, PAYEE
 from x402guard import Approvals, Narrow, Policy, Risk, Rule
-from x402guard.kernel.money import dollars_to_nanos
 from x402guard.kernel.rows import HoldKind
+from x402guard.money import dollars_to_nanos
 from x402guard.policy.judge import judge
 from x402guard.policy.rules import judge_rules
 from x402guard.policy.steps import whole_routes

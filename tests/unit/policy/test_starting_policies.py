@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import ConfigError, LoopDetected, NeedsReview, Policy, PolicyDenied
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 
 KINDS = {"careful": Policy.careful, "balanced": Policy.balanced, "permissive": Policy.permissive}
 

@@ -46,9 +46,9 @@ class Steps:
 
     def within(self, change, node="run"):
         marks = self.timeouts.run_marks(run_of(node))
-        view = LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in marks if key in self.rows})
+        view = LedgerView.of_marks(self.now_ms, {key: self.rows[key] for key in marks if key in self.rows})
         result = change(view)
-        self.rows.update(view.mark_rows())
+        self.rows.update(view.change_set(durable=True).marks)
         return result
 
     def late(self, kind=HoldKind.TOOL, node="run"):

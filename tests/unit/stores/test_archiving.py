@@ -16,16 +16,17 @@ import pytest
 from tests.support import postgres
 from tests.support.archives import LATER, archive, only, run
 from tests.support.command_line import typed
-from tests.support.ledger import Books
+from tests.support.ledger import Books, an_id
 from tests.support.merchant import make_guard
 from x402guard import LedgerUnavailable, SessionTripped
 from x402guard.cli import ledger as commands
+from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.guard.signed_report import Anchor
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.money import Nanos
+from x402guard.kernel.proofs import PayAgain
 from x402guard.kernel.rows import Delivery, Evidence, HoldKind
-from x402guard.kernel.table import Capture
+from x402guard.ledger.events import Capture
 from x402guard.ledger.purchases import close_purchase, hand_over, lose
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.stores import archiving, open_store
@@ -93,15 +94,15 @@ def test_a_session_stays_while_anything_of_it_can_change(ledger, folder, tmp_pat
         books.hold(f"of-{node}", "$0.10", node, chain_evidence=True)
     books.hold("of-tool", "$0.10", "tool", kind=HoldKind.TOOL)
     books.step("of-proven", Capture(Nanos(100_000_000), Evidence.CHAIN, proof="eip155:84532/x/0"))
-    books.change(lambda view: hand_over(view, ("of-proven", 0)), holds=("of-proven",))
+    books.change(lambda view: hand_over(view, (an_id("of-proven"), 0)), holds=("of-proven",))
     books.step("of-claimed", Capture(Nanos(100_000_000), Evidence.CLAIMED))
     for node in ("proven", "claimed", "s"):
         end(node)
     with closing(books.store):
         moved = archiving.archive(books.store, LATER, folder, gone=())
         assert (moved.sessions, moved.holds) == (1, 1)
-        assert books.store.hold("of-proven") is None
-        assert books.store.hold("of-claimed") is not None
+        assert books.stored("of-proven") is None
+        assert books.stored("of-claimed") is not None
         books.step("of-tool", Capture(Nanos(100_000_000), Evidence.ASSUMED))
         assert not archiving.archive(books.store, LATER, folder, gone=()).sessions  # it is open
         assert not archiving.archive(books.store, books.clock.now_ms, folder, gone=("",)).sessions
@@ -296,10 +297,10 @@ def test_a_purchase_that_may_be_asked_for_again_stays(ledger, folder):
             )
             books.change(lambda view, node=node: close_node(view, node, Closing(f"opener-of-{node}")), nodes=(node,))
         moved = archiving.archive(books.store, LATER, folder, gone=())
-        assert (moved.sessions, books.store.hold("done")) == (1, None)
-        books.change(lambda view: close_purchase(view, "lost"), holds=("lost",))
+        assert (moved.sessions, books.stored("done")) == (1, None)
+        books.change(lambda view: close_purchase(view, "lost", PayAgain()), holds=("lost",))
         assert archiving.archive(books.store, LATER, folder, gone=()).sessions == 1
-        assert {hold for hold in ("lost", "unshown", "young") if books.store.hold(hold)} == {"unshown", "young"}
+        assert {hold for hold in ("lost", "unshown", "young") if books.stored(hold)} == {"unshown", "young"}
 
 
 def test_an_answer_that_is_lost_while_the_file_is_written_keeps_its_session(ledger, folder, monkeypatch):
@@ -308,19 +309,19 @@ def test_an_answer_that_is_lost_while_the_file_is_written_keeps_its_session(ledg
     books.open("s", "$1.00")
     books.hold("h", "$0.10", "s", chain_evidence=True, purchase_key="key")
     books.step("h", Capture(Nanos(100_000_000), Evidence.CHAIN, proof="eip155:84532/x/0"))
-    books.change(lambda view: hand_over(view, ("h", 0)), holds=("h",))
+    books.change(lambda view: hand_over(view, (an_id("h"), 0)), holds=("h",))
     books.change(lambda view: close_node(view, "s", Closing("opener-of-s")), nodes=("s",))
     wrote = archiving.write_archive
 
     def meanwhile(path, journals):
         size = wrote(path, journals)
-        books.change(lambda view: lose(view, ("h", 0)), holds=("h",))
+        books.change(lambda view: lose(view, (an_id("h"), 0)), holds=("h",))
         return size
 
     monkeypatch.setattr(archiving, "write_archive", meanwhile)
     with closing(books.store):
         assert archiving.archive(books.store, LATER, folder, gone=()).sessions == 0
-        assert books.store.hold("h") is not None
+        assert books.stored("h") is not None
     assert list(folder.iterdir()) == []
 
 

@@ -8,14 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import a_hold
 from x402guard import LedgerUnavailable
 from x402guard.flow import singleflight as asking_module
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
+from x402guard.kernel.change_set import Scope
 from x402guard.ledger.evidence import Unused
+from x402guard.ledger.proven import proven
 from x402guard.ledger.sessions import ensure_wallet
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
@@ -184,7 +185,7 @@ def test_ctrl_c_anywhere_in_a_question_leaves_nobody_waiting_for_its_answer():
         places.append(place)
         assert not asking._under_way, f"Ctrl-C at {place}: what was answered then is the answer for ever"
         answers = in_a_thread(lambda: asking.ask(question, Answers()))
-        assert answers == [Unused(question.hold.deadline_unix)], (
+        assert answers == [proven(question.hold.payment(), Unused(question.hold.deadline_unix))], (
             f"Ctrl-C at {place} keeps everybody waiting who asks the same"
         )
     assert len(places) > 10

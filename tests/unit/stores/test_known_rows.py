@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.support.ledger import Books, Clock, a_hold, usd
+from tests.support.ledger import Books, Clock, a_hold, an_id, usd
 from x402guard.errors import IllegalTransition
 from x402guard.kernel.rows import Evidence, HoldKind, HoldState
-from x402guard.kernel.table import Capture, Void
 from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.transitions import apply, begin
 from x402guard.stores.sqlite_rows import SqliteRows
 
@@ -53,13 +53,13 @@ def reads(monkeypatch):
 
 
 def test_a_live_hold_that_this_process_has_written_is_not_read_again(both, reads):
-    one, _ = both
-    one.hold("h", **TOOL)
+    (one, _), name = both, an_id("h")
+    one.hold(name, **TOOL)
     reads.clear()
-    assert one.step("h", ENDED).state is HoldState.CAPTURED
+    assert one.step(name, ENDED).state is HoldState.CAPTURED
     assert reads == []
-    assert one.step("h", ENDED).state is HoldState.CAPTURED  # it has ended, so it is known no longer
-    assert reads == ["h"]
+    assert one.step(name, ENDED).state is HoldState.CAPTURED  # it has ended, so it is known no longer
+    assert reads == [name]
 
 
 def test_what_another_process_has_made_of_a_hold_is_seen(both):

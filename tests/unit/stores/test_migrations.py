@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.merchant import make_guard
 from x402guard import LedgerUnavailable
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.stores import migrations, open_store
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.read_only import ReadOnlyStore

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.ledger import START_MS, a_hold, an_intent, usd
+from tests.support.ledger import START_MS, a_hold, an_id, an_intent, ids, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import (
     WALLET,
@@ -165,7 +165,9 @@ def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, place, monkeypa
     mine.note(Rows(a_hold("h3")), {**LAST, "seq": 5})
     mine.close()
     [(last, written)] = left(place)
-    assert (last["seq"], [each.hold.id for each in written]) == (5, ["whole", "h2", "h3"]), "all of it is written anew"
+    assert (last["seq"], [each.hold.id for each in written]) == (5, ids("whole", "h2", "h3")), (
+        "all of it is written anew"
+    )
 
 
 def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mine, place):
@@ -174,7 +176,7 @@ def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mi
     mine.close()
     assert len(left(place, START_MS + 6 * HOUR_MS - 1)[0][1]) == 2
     [(last, [one])] = left(place, START_MS + 6 * HOUR_MS)
-    assert (last, one.hold.id) == (LAST, "late")
+    assert (last, one.hold.id) == (LAST, an_id("late"))
     assert left(place, START_MS + 700 * HOUR_MS) == [(LAST, [])]
 
 
@@ -198,7 +200,7 @@ def test_the_file_of_an_ended_process_is_taken_over(mine, place):
     with left_behind(place, START_MS) as [one]:
         assert [each["seq"] for each in one.lasts] == [2, 3], "which of the two is the newer one is unknown"
     [(_, written)] = left(place)
-    assert [each.hold.id for each in written] == ["mine", "theirs"]
+    assert [each.hold.id for each in written] == ids("mine", "theirs")
 
 
 def test_what_cannot_be_copied_stays_where_it_is(mine, place, monkeypatch, caplog):
@@ -274,7 +276,7 @@ def test_a_file_that_another_program_has_removed_is_made_anew(mine, place):
     mine.note(Rows(a_hold("h2")), None)
     mine.close()
     [(last, written)] = left(place)
-    assert (last, [each.hold.id for each in written]) == (LAST, ["h1", "h2"])
+    assert (last, [each.hold.id for each in written]) == (LAST, ids("h1", "h2"))
 
 
 @pytest.mark.parametrize("steps", range(1, 40))
@@ -308,7 +310,7 @@ def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, place, monkey
     with left_behind(place, START_MS) as ended:
         for each in ended:
             following.add(each)
-    assert {w.hold.id for part in following.parts(START_MS) for w in part} >= {"h1", "h3"}
+    assert {w.hold.id for part in following.parts(START_MS) for w in part} >= set(ids("h1", "h3"))
     assert 5 in [each["seq"] for each in following.lasts]
 
 
@@ -379,7 +381,7 @@ def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
     mine.note(Rows(a_hold("h4")), {**LAST, "seq": 9})
     mine.close()
     [(last, written)] = left(place)
-    assert (last["seq"], [each.hold.id for each in written]) == (9, ["h0", "h1", "h2", "h4"])
+    assert (last["seq"], [each.hold.id for each in written]) == (9, ids("h0", "h1", "h2", "h4"))
 
 
 def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, place):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.support.ledger import START_MS, a_hold
+from tests.support.ledger import START_MS, a_hold, ids
 from tests.support.outbox import LAST, Rows
 from tests.unit.stores.test_outbox import HOUR_MS, left
 from x402guard.stores.outbox import Outbox
@@ -20,10 +20,10 @@ def test_what_is_old_is_so_by_this_machines_clock_as_well(place, server_ahead_h)
     here[0] += HOUR_MS
     mine.note(Rows(a_hold("second"), now_ms=here[0] + ahead_ms), None)  # by another server
     kept = [each.hold.id for part in mine.parts(min(here[0], here[0] + ahead_ms)) for each in part]
-    assert kept == ["first", "second"]
+    assert kept == ids("first", "second")
     here[0] += (6 + min(12, max(0, server_ahead_h))) * HOUR_MS
     mine.note(Rows(a_hold("third"), now_ms=here[0] + max(0, ahead_ms)), None)
-    assert [each.hold.id for part in mine.parts(here[0]) for each in part] == ["third"]
+    assert [each.hold.id for part in mine.parts(here[0]) for each in part] == ids("third")
     mine.close()
 
 
@@ -42,7 +42,7 @@ def test_a_clock_that_is_set_right_makes_nothing_old(place, behind_h, writes_aga
     mine._file.close()  # as kill -9 does
     mine._file = None
     kept = [each.hold.id for _, written in left(place, right[0] + 1_000) for each in written]
-    assert kept == ["early", "late"][: 1 + writes_again]
+    assert kept == ids("early", "late")[: 1 + writes_again]
 
 
 def test_a_clock_that_drifts_by_a_moment_writes_no_file_anew(mine, place):

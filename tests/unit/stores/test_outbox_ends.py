@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support.ledger import START_MS, a_hold, usd
+from tests.support.ledger import START_MS, a_hold, an_id, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Claim, Delivery, Evidence
-from x402guard.kernel.table import Capture
+from x402guard.ledger.events import Capture
 from x402guard.ledger.lost import LateEnd
 from x402guard.stores import outbox_file
 from x402guard.stores.outbox import Outbox, left_behind
@@ -140,7 +140,7 @@ def kept_delivery(place, copy):
     (copy / file.name).write_bytes(file.read_bytes())
     with left_behind(copy, START_MS) as ended:
         [part] = [part for each in ended for part in each.parts(START_MS)]
-        return [each.hold.delivery for each in part if each.hold.id == "paid"]
+        return [each.hold.delivery for each in part if each.hold.id == an_id("paid")]
 
 
 @pytest.mark.parametrize("presented", [0, 1])
@@ -148,9 +148,9 @@ def test_an_end_that_an_earlier_try_has_written_is_kept_with_its_hold(mine, plac
     """The commit was made and its answer lost: the next try changes nothing, so no row says what was handed over."""
     paid = a_hold("paid", delivery=Delivery.OPEN, presented=1)
     mine.note(Rows(WHOLE, paid), LAST)
-    end = LateEnd("paid", presented=presented, delivery=Delivery.DONE)
+    end = LateEnd(paid.id, presented=presented, delivery=Delivery.DONE)
     mine.keep(end)
     mine.written(end)
     after = Delivery.DONE if presented == 1 else Delivery.OPEN  # of another answer to the same payment
-    assert mine.known("paid").hold.delivery is after
+    assert mine.known(paid.id).hold.delivery is after
     assert kept_delivery(place, tmp_path / "copy") == [after]

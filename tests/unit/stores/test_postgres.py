@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres, processes
 from tests.support.command_line import typed
@@ -16,7 +15,9 @@ from tests.support.ledger import Books, usd
 from tests.support.merchant import Shop, client, make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
+from x402guard.kernel.change_set import Scope
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.stores import ledger_exists, open_store
 from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
 from x402guard.stores.postgres_server import as_unavailable
@@ -359,9 +360,10 @@ def test_the_journal_takes_no_change_and_verify_finds_a_changed_row(url, capsys)
 
 
 def test_a_number_that_a_column_does_not_take_fails_alone(url):
-    books, much = Books(url, session=None), 2**62
+    books, much, tokens = Books(url, session=None), 2**62, tokens_node("t")
+    books.change(lambda view: open_tokens(view, tokens, 1_000, "t"), nodes=(tokens,))
     with pytest.raises(LedgerUnavailable, match="out of range"):
-        books.change(lambda view: [view.record("wallet", "test", captured=much) for _ in range(2)], nodes=("wallet",))
+        books.change(lambda view: [view.record(tokens, "test", captured=much) for _ in range(2)], nodes=(tokens,))
     books.open("s", "$1.00")
     assert books.node().limit == usd("$1.00")
     books.close()

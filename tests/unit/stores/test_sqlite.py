@@ -8,11 +8,11 @@ import textwrap
 import pytest
 
 from tests.support import processes
-from tests.support.ledger import Books, a_hold, usd
+from tests.support.ledger import Books, a_hold, an_id, usd
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
 from x402guard.kernel.rows import Evidence
-from x402guard.kernel.table import Capture
 from x402guard.ledger.authorize import Refusal, authorize
+from x402guard.ledger.events import Capture
 from x402guard.stores import open_store
 from x402guard.stores.sqlite import SqliteStore
 
@@ -27,13 +27,13 @@ def test_the_books_survive_closing_and_opening(path):
     books.hold("h1", "$0.10")
     books.hold("h2", "$0.20")
     books.step("h1", Capture(usd("$0.10"), Evidence.CLAIMED))
-    wanted = (books.balances("s"), books.balances("wallet"), books.store.hold("h2"), books.store.entries("wallet"))
+    wanted = (books.balances("s"), books.balances("wallet"), books.stored("h2"), books.store.entries("wallet"))
     books.close()
     again = Books(f"sqlite:///{path}", wallet="$5.00", session=None)
     assert (
         again.balances("s"),
         again.balances("wallet"),
-        again.store.hold("h2"),
+        again.stored("h2"),
         again.store.entries("wallet"),
     ) == wanted
     again.close()
@@ -117,7 +117,7 @@ def test_a_damaged_row_is_a_ledger_that_cannot_be_read(path):
     raw.commit()
     raw.close()
     for read in (
-        lambda: books.store.hold("h"),
+        lambda: books.store.hold(an_id("h")),
         books.store.outstanding,
         lambda: books.step("h", Capture(0, Evidence.CLAIMED)),
         lambda: books.store.marks("origin", ""),
@@ -253,7 +253,7 @@ def test_a_process_killed_in_a_transaction_leaves_the_books_as_they_were(path):
         books = Books("sqlite:///" + sys.argv[1], session=None)
         def die(view):
             authorize(view, a_hold("h"), {})
-            books.store._rows.add(view)
+            books.store._rows.add(view.change_set(durable=True))
             books.store._rows.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         books.change(die, nodes=("s",), holds=("h",))

@@ -18,9 +18,9 @@ from x402guard.flow.effects import Flow, PeekBody, Reply, Send
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
+from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer
 from x402guard.http.guarded import metered_request
-from x402guard.kernel.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Delivery, Hold, NodeKind
 from x402guard.ledger.authorize import Refusal

@@ -18,7 +18,6 @@ from x402guard.flow.context import Context
 from x402guard.kernel.rows import Delivery, Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.authorize import BUDGET, Refusal
-from x402guard.ledger.budgets import first_captured
 from x402guard.ledger.purchases import is_in_flight_elsewhere, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.testing.simulator.machine import SimProcess
@@ -90,6 +89,7 @@ class Books:
 
     def committed(self, view: LedgerView, result: object) -> None:
         """Check one commit, and take it into the mirror."""
+        change_set = view.change_set(durable=True)
         for entry in view.entries:
             if _HAS_WORDS in entry.data:
                 self._check_words(entry.facts())
@@ -99,17 +99,17 @@ class Books:
                 self._note_event(view, entry)
             else:
                 self.told += _told(entry)
-        for _, mark in view.mark_rows():
+        for _, mark in change_set.marks:
             self._check_words(mark)
         before = {hold_id: self.holds.get(hold_id) for hold_id in view.changed_holds}
-        for node in view.changed():
+        for node in change_set.nodes:
             self._take_node(node)
-        for hold in view.hold_rows():
+        for hold in change_set.holds:
             self._note_late(hold, view.now_ms)
             self._take(hold)
         for hold_id in before:
             self._check_hold(self.holds[hold_id])
-        for node in view.changed():
+        for node in change_set.nodes:
             self._check_node(node.id)
         for entry in view.entries:
             if entry.event == "authorize" and entry.hold_id is not None:
@@ -123,7 +123,7 @@ class Books:
         if hold.state is not _CAPTURED or before is None or before.state is not _CAPTURED:
             self._late.pop(hold.id, None)
         elif hold.captured > before.captured:
-            more = hold.captured - max(before.captured, first_captured(hold))
+            more = hold.captured - max(before.captured, hold.first_captured)
             self._late.setdefault(hold.id, []).append((now_ms, max(0, more)))
 
     def _take(self, hold: Hold) -> None:

@@ -19,7 +19,7 @@ from x402guard.flow.effects import (
     TakeSlot,
     Transact,
 )
-from x402guard.kernel.table import TABLE
+from x402guard.ledger.events import TABLE
 
 EFFECTS: Final = tuple(
     kind.__name__ for kind in (Send, PeekBody, Transact, Compute, Notify, TakeSlot, Ask, Checkpoint, Sign, AskChain)

@@ -19,7 +19,7 @@ from x402guard.stores.memory import MemoryStore
 
 R = TypeVar("R")
 
-_SHARED: Final = ("_rows", "_entries")
+_SHARED: Final = ("_rows",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,30 @@ class SimMemory(MemoryStore):
     ) -> None:
         super().__init__(clock_ms=clock_ms, steady_ms=steady_ms, keeps_idle=keeps_idle)
         self._volatile: list[_Before] = [] if beside is None else beside._volatile  # noqa: SLF001 - of this class
-        self._keeps = True
         for name in _SHARED if beside is not None else ():
             setattr(self, name, getattr(beside, name))
 
     @override
     def transact(self, scope: Scope, change: Change[R]) -> R:
-        self._keeps = not scope.durable  # what is durable is never taken back, nor is what was written before it
-        result = super().transact(scope, change)
+        def seen(view: LedgerView) -> R:
+            result = change(view)
+            kept[:] = [] if scope.durable else [self._replaced(view)]
+            return result
+
+        kept: list[_Before] = []
+        result = super().transact(scope, seen)
         if scope.durable:
-            self._volatile.clear()
+            self._volatile.clear()  # what is durable is never taken back, nor is what was written before it
+        self._volatile += kept
         return result
 
-    @override
-    def _write(self, view: LedgerView) -> None:
-        if self._keeps:
-            self._volatile.append(
-                _Before(
-                    {node.id: self._rows.nodes.get(node.id) for node in view.changed()},
-                    {hold_id: self._rows.holds.get(hold_id) for hold_id in view.changed_holds},
-                    {key: self._rows.marks.get(key) for key in view.changed_marks},
-                    tuple((entry.node_id, entry.seq) for entry in view.entries),
-                )
-            )
-        super()._write(view)
+    def _replaced(self, view: LedgerView) -> _Before:
+        return _Before(
+            {node_id: self._rows.nodes.get(node_id) for node_id in view.changed_nodes},
+            {hold_id: self._rows.holds.get(hold_id) for hold_id in view.changed_holds},
+            {key: self._rows.marks.get(key) for key in view.changed_marks},
+            tuple((entry.node_id, entry.seq) for entry in view.entries),
+        )
 
     def all_holds(self) -> list[Hold]:
         """Return every hold."""
@@ -96,7 +96,7 @@ class SimMemory(MemoryStore):
             _put_back(self._rows.nodes, before.nodes)
             _put_back(self._rows.marks, before.marks)
             for node_id, seq in before.entries:
-                del self._entries[node_id][seq]
+                del self._rows.journal[node_id][seq]
             for hold_id, hold in before.holds.items():
                 self._rows.remove_hold(hold_id)
                 if hold is not None:

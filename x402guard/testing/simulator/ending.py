@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from x402guard.errors import BudgetExhausted, PaymentRefused
-from x402guard.kernel.money import dollars_to_nanos
 from x402guard.kernel.rows import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind, NodeState
 from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal, verify_windows
+from x402guard.money import dollars_to_nanos
 from x402guard.policy.recount import too_low
 from x402guard.testing.simulator.machine import Agent, SimProcess
 from x402guard.testing.simulator.market import Seller, Want

@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from x402guard.flow.effects import Reply
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.market import SELLERS_WORDS, Answer, Seller, Selling, Signed, Visit, encoded
 

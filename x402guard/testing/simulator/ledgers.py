@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import Scope
+from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Entry, Hold, Node
+from x402guard.kernel.signer import Signable
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.view import Change, LedgerView
 
@@ -64,6 +66,19 @@ class WatchedStore:
         if fails:
             raise LedgerUnavailable("the commit's answer was lost")
         return result
+
+    def open_kernel(self, opened: Opened) -> None:
+        """See ``LedgerStore.open_kernel``."""
+        self.inner.open_kernel(opened)
+
+    @property
+    def signable(self) -> Signable:
+        """See ``LedgerStore.signable``."""
+        return self.inner.signable
+
+    def sign(self, signer: Signs, hold: Hold) -> bytes:
+        """See ``LedgerStore.sign``."""
+        return self.inner.sign(signer, hold)
 
     def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
         """See ``LedgerStore.at_one_moment``."""

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.frozen import replace
+from x402guard.frozen import replace
 from x402guard.policy import Policy
 from x402guard.testing.simulator.case import Case
 from x402guard.testing.simulator.market import Seller

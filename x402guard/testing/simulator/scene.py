@@ -10,7 +10,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.settings import Finality
 from x402guard.errors import ConfigError
-from x402guard.kernel.evm import parse_address
+from x402guard.evm import parse_address
 from x402guard.llm import Metering, ModelPrice
 from x402guard.policy import Approvals, Breaker, Bulkhead, Loop, Policy, Rule, Spike, Velocity
 from x402guard.testing.simulator.case import Case, Flavour

@@ -1,0 +1,171 @@
+"""Pairs each row after a change with the row before it, and plays the steps of each hold again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from x402guard.errors import IllegalTransition
+from x402guard.kernel.change_set import Mark, MarkKey, Step, Submission
+from x402guard.kernel.proofs import Lost, Proof
+from x402guard.kernel.rows import Hold, HoldState, Node, lends
+from x402guard.kernel.table import AUTHORIZE, STEPS
+from x402guard.kernel.windows import Taken, rolled
+
+MONEY_MARKS: Final = frozenset({"proof", "exposed", "wallet"})
+"""The kinds of marks that decide about money: which Transfer proves which hold, what is exposed, and the wallet's address."""
+
+_MOST_DEEP: Final = 1_000
+"""The most nodes on a path. A row that is below itself has more."""
+
+
+def refuse(rule: str, row: str, what: str) -> NoReturn:
+    """Raise ``IllegalTransition`` for a change set: the rule that forbids it, the row, and what differs."""
+    raise IllegalTransition(f"the kernel refuses this change by its rule {rule!r}: {row}: {what}", rule=rule, row=row)
+
+
+class Move:
+    """One hold of a change set.
+
+    Attributes:
+        before, after: its rows; *before* is None for a new hold.
+        steps: in their order. *taken*: what the hold takes before the first step, and after each.
+        fault: what is wrong with the steps, or "".
+    """
+
+    __slots__ = ("after", "before", "fault", "steps", "taken")
+
+    def __init__(self, before: Hold | None, after: Hold, steps: tuple[Step, ...]) -> None:
+        self.before, self.after, self.steps = before, after, steps
+        self.taken, self.fault = _played(before, after, steps)
+
+    @property
+    def place(self) -> str:
+        """The name of its row in an error."""
+        return f"hold {self.after.id}"
+
+    @property
+    def is_lost(self) -> bool:
+        """True for a hold that this process enters again, because the ledger's server has lost it."""
+        return bool(self.steps) and isinstance(self.steps[0].proof, Lost)
+
+    @property
+    def is_new_and_live(self) -> bool:
+        """True for a new hold that stays live: it has to fit."""
+        return self.before is None and self.after.state is HoldState.HELD and not self.is_lost
+
+    @property
+    def proof(self) -> Proof | None:
+        """The last proof of its steps."""
+        return next((step.proof for step in reversed(self.steps) if step.proof is not None), None)
+
+    def proof_of(self, name: str) -> Proof | None:
+        """Return the proof of its last step of that name."""
+        return next((step.proof for step in reversed(self.steps) if step.name == name), None)
+
+    def names(self) -> set[str]:
+        """Return the names of its steps."""
+        return {step.name for step in self.steps}
+
+    def held(self) -> int:
+        """Return by how much it changes what is held, in its unit."""
+        was = self.before.amount if self.before is not None and self.before.state is HoldState.HELD else 0
+        return (self.after.amount if self.after.state is HoldState.HELD else 0) - was
+
+    def captured(self) -> int:
+        """Return by how much it changes what is captured, in its unit."""
+        return self.after.captured - (0 if self.before is None else self.before.captured)
+
+
+def _played(before: Hold | None, after: Hold, steps: tuple[Step, ...]) -> tuple[list[Taken], str]:
+    """Play the steps by the table: what the hold takes before the first one and after each, and what is wrong with them."""
+    if before is None:
+        if not steps or steps[0].name != AUTHORIZE:
+            return [], "a new hold begins with another step than authorize"
+        played, steps = [Taken(HoldState.HELD, 0, 0, 0)], steps[1:]
+    else:
+        first = before.first_captured if before.ended_by else 0
+        played = [Taken(before.state, before.captured, before.closed_ms, first)]
+    for step in steps:
+        was = played[-1]
+        target = STEPS.get((was.state, step.name))
+        if target is None or target is not step.after:
+            return played, f"{step.name} from {was.state} to {step.after} is not in the table"
+        ends = target is HoldState.CAPTURED and was.state is not HoldState.CAPTURED
+        played.append(Taken(target, step.captured, step.closed_ms, step.captured if ends else was.first))
+    state, captured, _, _ = played[-1]
+    if (state, captured) != (after.state, after.captured):
+        return played, f"its steps end {state} with {captured} captured, its row is {after.state} with {after.captured}"
+    return played, ""
+
+
+class Changes:
+    """A change set beside the rows before it, with windows rolled to the kernel's clock.
+
+    Attributes:
+        sent: what was submitted.
+        nodes: changed node → (its row before, rolled; None for a new one), and its row after.
+        moves: the changed holds. *idle_steps*: holds that have steps, and whose rows are not written.
+    """
+
+    def __init__(self, sent: Submission) -> None:
+        self.sent = sent
+        before, change_set = sent.before, sent.change_set
+        self.opened, self.before, self.now = sent.opened, before, sent.now
+        self._after = {node.id: node for node in change_set.nodes}
+        self._rolled: dict[str, Node] = {}
+        steps: dict[str, list[Step]] = {}
+        for step in change_set.steps:
+            steps.setdefault(step.hold_id, []).append(step)
+        self.moves = [Move(before.holds.get(hold.id), hold, tuple(steps.pop(hold.id, ()))) for hold in change_set.holds]
+        self.idle_steps = list(steps)
+        self.nodes = {node.id: (self.old(node.id), node) for node in change_set.nodes}
+        self.commands = {(each.node_id, each.command) for each in change_set.owner}
+
+    def in_order(self) -> Iterator[tuple[Move, Taken, Taken]]:
+        """Yield each step of all holds in the order of the change set: its hold, and what that takes before and after it."""
+        moves = {move.after.id: (move, iter(zip(move.taken, move.taken[1:], strict=False))) for move in self.moves}
+        for step in self.sent.change_set.steps:
+            move, played = moves.get(step.hold_id, (None, iter(())))
+            if move is not None and step.name != AUTHORIZE:
+                for was, now in played:
+                    yield move, was, now
+                    break
+
+    def old(self, node_id: str) -> Node | None:
+        """Return the row before of a node, with its window rolled to the kernel's clock; None for a new node."""
+        if node_id not in self._rolled:
+            row = self.before.nodes.get(node_id)
+            if row is None:
+                return None
+            self._rolled[node_id] = rolled(row, self.now.clock_ms)
+        return self._rolled[node_id]
+
+    def node(self, node_id: str) -> Node:
+        """Return a node as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
+        found = self._after.get(node_id) or self.old(node_id)
+        if found is None:
+            refuse("books", f"node {node_id}", "it is neither loaded nor written")
+        return found
+
+    def path(self, node_id: str) -> list[Node]:
+        """Return a node and its ancestors after the change, the node first."""
+        found = [self.node(node_id)]
+        while (parent_id := found[-1].parent_id) is not None:
+            if len(found) > _MOST_DEEP:
+                refuse("books", f"node {node_id}", "it is below itself")
+            found.append(self.node(parent_id))
+        return found
+
+    def lends(self, node_id: str) -> bool:
+        """True if the children of a node may keep idle budget."""
+        return self.opened.keeps_idle and lends(self.path(node_id))
+
+    def mark(self, key: MarkKey) -> Mark | None:
+        """Return a mark as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
+        if key not in self.before.marks:
+            refuse("giving back", f"mark {'/'.join(key)}", "it was not loaded")
+        for written, value in self.sent.change_set.marks:
+            if written == key:
+                return value
+        return self.before.marks[key]

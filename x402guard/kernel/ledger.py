@@ -1,0 +1,208 @@
+"""The ledger as the kernel holds it: load, propose, check, write, and only then sign.
+
+A store keeps rows. It never sees a decision, and it is handed rows to write by the kernel alone, after the check.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Protocol, Self, final
+
+import coincurve
+from msgspec.structs import replace
+
+from x402guard.errors import ConfigError, IllegalTransition, SignerError
+from x402guard.kernel.change_set import ChangeSet, Now, Opened, Scope
+from x402guard.kernel.commit import check, check_worth
+from x402guard.kernel.evm import Address, checksum_address, keccak, normalise_signature
+from x402guard.kernel.load import Clock, Loaded, Rows, load
+from x402guard.kernel.proofs import Unsent, Unsigned
+from x402guard.kernel.released import Released
+from x402guard.kernel.rows import Hold, HoldState
+from x402guard.kernel.signer import KeySigner, Signable
+from x402guard.kernel.typed_data import typed_data
+
+Propose = Callable[[Loaded], ChangeSet]
+"""A pure decision over the rows that were loaded. It may be run again, on rows that were loaded again."""
+
+
+class Signs(Protocol):
+    """A signer: this process's own, or one on another machine."""
+
+    def sign(self, hold: Hold) -> bytes:
+        """Return the 65-byte signature of a hold's payment."""
+
+    @property
+    def address(self) -> Address:
+        """The account that pays."""
+
+
+class Work:
+    """All that happens inside of one transaction: load, propose, check, and hand the rows over to be written.
+
+    Attributes:
+        ended: the payments that the last run has ended.
+    """
+
+    def __init__(self, ledger: Ledger, scope: Scope, propose: Propose, lost: frozenset[str]) -> None:
+        self._ledger, self._scope, self._propose, self._lost = ledger, scope, propose, lost
+        self.ended: list[str] = []
+
+    def __call__(self, rows: Rows) -> None:
+        """Run it on the rows of a transaction. Raises what the decision raises, and ``IllegalTransition``."""
+        ledger, released = self._ledger, self._ledger.released
+        loaded = load(rows, self._scope, ledger.clock())
+        loaded.forget = released.forget
+        change_set = self._propose(loaded)
+        if not (change_set.nodes or change_set.holds or change_set.marks or change_set.entries):
+            return
+        shown = [step.hold_id for step in change_set.steps if isinstance(step.proof, Unsigned | Unsent)]
+        now = Now(loaded.clock_ms, loaded.now_ms, *released.known(shown), self._lost)
+        check(_as_loaded(ledger.opened, loaded), loaded.before, change_set, now)
+        payments = [hold for hold in change_set.holds if hold.intent is not None]
+        for hold in payments:
+            if loaded.before.holds[hold.id] is None and hold.id not in self._lost:
+                released.begun(hold.id)
+        rows.add(change_set)
+        self.ended = [hold.id for hold in payments if hold.state is not HoldState.HELD]
+
+
+def _as_loaded(opened: Opened, loaded: Loaded) -> Opened:
+    return opened if opened.keeps_idle is loaded.keeps_idle else replace(opened, keeps_idle=loaded.keeps_idle)
+
+
+class Ledger(ABC):
+    """What every store of a ledger is. ``commit`` is the only way to write nodes, holds, entries and marks.
+
+    Attributes:
+        opened: what the kernel is opened with.
+        released: what the signer of this process was given.
+        signable: what a signer reads its holds by: committed rows, of payments that may be signed.
+    """
+
+    opened: Opened
+    released: Released
+    signable: Signable
+    _given: Opened | None
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Make a store with a kernel of its own, whatever its ``__init__`` does."""
+        self = super().__new__(cls)
+        self.opened, self.released, self.signable = self._built_in(), Released(), _Signable(self)
+        self._given = None
+        return self
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for name in ("__new__", "commit", "sign", "open_kernel", "_work"):
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{name}: the kernel's own, and no store replaces it")
+
+    @final
+    def open_kernel(self, opened: Opened) -> None:
+        """Give the kernel its table of tokens and its limits, once. Raises ``ConfigError`` for others later."""
+        if self._given not in (None, opened):
+            raise ConfigError(
+                "ledger: this store is open in another Guard with other assets or settings; open a store for each Guard"
+            )
+        self.opened = self._given = opened
+
+    @final
+    def commit(self, scope: Scope, propose: Propose, *, lost: frozenset[str] = frozenset()) -> None:
+        """Run *propose* on the rows of *scope* in one transaction, check what it proposes, and write that durably.
+
+        Raises ``IllegalTransition`` for a change set that breaks a rule: nothing is written. Raises what *propose* raises,
+        and ``LedgerUnavailable`` if the ledger cannot be read or written. *lost*: the store's own note of holds that it had
+        committed, and that its server does not have; only these may be entered again.
+        """
+        work = self._work(scope, propose, lost)
+        self._in_transaction(scope, work)
+        if work.ended:
+            self.released.ended(work.ended)
+
+    @abstractmethod
+    def _in_transaction(self, scope: Scope, work: Work) -> None:
+        """Open a transaction, run *work* on its rows (again on new rows, if it has to), and commit durably.
+
+        If *work* raises, nothing is written.
+        """
+
+    @final
+    def _work(self, scope: Scope, propose: Propose, lost: frozenset[str] = frozenset()) -> Work:
+        """Return what happens inside of one transaction."""
+        return Work(self, scope, propose, lost)
+
+    @abstractmethod
+    def clock(self) -> Clock:
+        """Return the clock that the kernel reads."""
+
+    @abstractmethod
+    def _built_in(self) -> Opened:
+        """Return what the kernel is opened with as long as no Guard says otherwise."""
+
+    @abstractmethod
+    def hold(self, hold_id: str) -> Hold | None:
+        """Return one hold as committed, or None."""
+
+    @final
+    def sign(self, signer: Signs, hold: Hold) -> bytes:
+        """Return the signature of a committed payment, 65 bytes, low s.
+
+        Raises ``SignerError`` for a definite no, the kernel's own or the signer's. Any other exception means that a
+        signature may exist somewhere: also ``ValueError``, for one that is not this payment's by the signer's address.
+        """
+        times, is_fresh = self.released.times(hold.id)
+        row = self.signable(hold.id)
+        if row is None or row.intent is None:
+            raise SignerError("the payment is not in the ledger, and only payments in it are signed")
+        if not isinstance(signer, KeySigner):
+            self.signable.give(row)
+        try:
+            raw = signer.sign(hold)
+        except SignerError:
+            self.released.settle(hold.id, times, is_fresh=is_fresh)
+            raise
+        self.released.settle(hold.id, times + 1, is_fresh=False)
+        signature = normalise_signature(raw)
+        if not isinstance(signer, KeySigner):
+            _check_signature(signature, row, signer.address)
+        return signature
+
+
+class _Signable:
+    """Reads what may be signed: rows that are committed, and count at least what their signature can take."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __call__(self, hold_id: str) -> Hold | None:
+        row = self._ledger.hold(hold_id)
+        if row is None or row.intent is None:
+            return row
+        try:
+            check_worth(self._ledger.opened, row)
+        except IllegalTransition as error:
+            # The payment of another process in a token of its own is presented again as it was: it adds no liability.
+            if not row.presented:
+                raise SignerError(str(error)) from error
+        return row
+
+    def give(self, row: Hold) -> None:
+        """See ``Signable.give``."""
+        self._ledger.released.give(row.id, is_first=not row.presented)
+
+
+_V: Final = 27
+
+
+def _check_signature(signature: bytes, hold: Hold, address: Address) -> None:
+    """Raise ``ValueError`` unless *signature* is that of *address* over this payment: another machine has made it."""
+    digest = typed_data(hold.payment()).digest()
+    compact = signature[:64] + bytes([signature[64] - _V])
+    try:
+        key = coincurve.PublicKey.from_signature_and_message(compact, digest, hasher=None)
+    except Exception as error:
+        raise ValueError("the signer returned no signature of this payment") from error
+    if checksum_address(keccak(key.format(compressed=False)[1:])[12:]).lower() != address.lower():
+        raise ValueError("the signer returned a signature by another key, or of another message")

@@ -1,0 +1,84 @@
+"""Keeps which payments of this process the signer has been given, and makes ``Unsigned``.
+
+A hold counts as released from its commit on. Only the process that wrote it can say otherwise, and only while it has not
+given it to the signer: after a take-over, a restart, or a request to a remote signer that was not answered, no one can.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from x402guard.errors import SignerError
+from x402guard.kernel.proofs import Unsigned
+
+
+class Released:
+    """What the signer was given. One belongs to each open ledger."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fresh: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._given: dict[str, int] = {}
+
+    def begun(self, hold_id: str) -> None:
+        """Note that this process writes a new payment, which the signer has not been given."""
+        with self._lock:
+            self._fresh.add(hold_id)
+
+    def ended(self, hold_ids: Iterable[str]) -> None:
+        """Forget payments whose rows have ended: the signer refuses them by their rows."""
+        with self._lock:
+            for hold_id in hold_ids:
+                self._fresh.discard(hold_id)
+                self._forgotten.discard(hold_id)
+                self._given.pop(hold_id, None)
+
+    def give(self, hold_id: str, *, is_first: bool) -> None:
+        """Note that the signer is given a payment.
+
+        Raises ``SignerError`` for one that it was made to forget; and for one that would be signed for the *first* time,
+        and that this process has not written.
+        """
+        with self._lock:
+            if hold_id in self._forgotten:
+                raise SignerError(f"hold {hold_id} was given back unsigned, so it is never signed")
+            if is_first and hold_id not in self._fresh and hold_id not in self._given:
+                raise SignerError(f"hold {hold_id} was written by another process, which alone signs it first")
+            self._fresh.discard(hold_id)
+            self._given[hold_id] = self._given.get(hold_id, 0) + 1
+
+    def times(self, hold_id: str) -> tuple[int, bool]:
+        """Return how often the signer was given a payment, and whether it is new and was not."""
+        with self._lock:
+            return self._given.get(hold_id, 0), hold_id in self._fresh
+
+    def settle(self, hold_id: str, times: int, *, is_fresh: bool) -> None:
+        """Note how often the signer was given a payment in the end: its typed no is an answer, and signs nothing."""
+        with self._lock:
+            if hold_id in self._forgotten:
+                return
+            if times:
+                self._given[hold_id] = times
+            else:
+                self._given.pop(hold_id, None)
+            if is_fresh:
+                self._fresh.add(hold_id)
+            else:
+                self._fresh.discard(hold_id)
+
+    def forget(self, hold_id: str) -> Unsigned | None:
+        """Take a payment from the signer, at once and for good. Returns None if it may have been signed."""
+        with self._lock:
+            if hold_id in self._fresh:
+                self._fresh.discard(hold_id)
+                self._forgotten.add(hold_id)
+            return Unsigned(hold_id) if hold_id in self._forgotten else None
+
+    def known(self, hold_ids: Iterable[str]) -> tuple[frozenset[str], Mapping[str, int]]:
+        """Return which of these holds are forgotten, and how often each was given to the signer."""
+        ids = tuple(hold_ids)
+        with self._lock:
+            forgotten = frozenset(each for each in ids if each in self._forgotten)
+            return forgotten, {each: self._given[each] for each in ids if each in self._given}
