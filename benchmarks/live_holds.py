@@ -10,9 +10,8 @@ from benchmarks.timing import Figure, interleaved
 from tests.support.ledger import a_hold
 from x402guard import Session
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.authorize import authorize
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 
 _HOLDS = 10_000
 _AT_ONCE = 500

@@ -162,7 +162,7 @@ def ctrl_c():
 def _before_the_books(monkeypatch):
     """The clock of this machine stays behind those of the tests' books, which stand at a date that will come."""
     ago_ms = 10 * 365 * 86_400_000
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", lambda: time.time_ns() // 10**6 - ago_ms)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", lambda: time.time_ns() // 10**6 - ago_ms)
 
 
 @pytest.fixture(params=STORES)

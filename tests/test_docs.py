@@ -21,8 +21,8 @@ from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
+from x402guard.ledger.budgets import TERMINATIONS
 from x402guard.ledger.events import TABLE
-from x402guard.ledger.stops import TERMINATIONS
 from x402guard.ledger.transitions import _LOGGED
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.routes import METERED_HOSTS

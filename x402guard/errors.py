@@ -25,6 +25,7 @@
     │   └── PaidNotDelivered     the money was taken, and its answer was not handed over
     ├── SignerError              the signer refused; the hold was voided
     ├── LedgerUnavailable        the ledger cannot be written, so nothing is signed
+    │   └── InconsistentLedger   a row of it breaks a rule of the kernel
     └── IllegalTransition        a bug in x402guard: the ledger's table forbids this step
 
 None of them is a subclass of an HTTP library's error, so a retry loop for network errors never pays twice by accident.
@@ -400,6 +401,13 @@ class LedgerUnavailable(X402GuardError):
         super().__init__(message, advice=advice)
         if retry is not None:
             self.retry = retry
+
+
+class InconsistentLedger(LedgerUnavailable):
+    """A row of the ledger breaks a rule of the kernel: a file was edited, or two were mixed. Nothing is authorized there."""
+
+    retry: Retry = "after_change"
+    advice = "Nothing was paid. `x402guard verify` shows what is wrong; restore a copy of the ledger that you trust."
 
 
 class IllegalTransition(X402GuardError):

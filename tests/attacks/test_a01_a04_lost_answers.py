@@ -22,7 +22,7 @@ from tests.support.merchant import (
 )
 from tests.support.refusals import fetch
 from x402guard import BudgetExhausted, SettlementUncertain
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 from x402guard.stores import MemoryStore
 
 CENT = Decimal("0.01")

@@ -9,7 +9,7 @@ from tests.support.chain import MockChain
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, accept, b64, make_guard, receipt, required, upto
 from tests.support.refusals import events, fetch
-from x402guard.ledger.evidence import Settled, Used
+from x402guard.ledger.findings import Settled, Used
 from x402guard.stores import MemoryStore
 
 TX = "0x" + "ee" * 32

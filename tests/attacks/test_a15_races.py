@@ -13,7 +13,7 @@ from tests.support.merchant import URL, Shop, accept, client, make_guard, requir
 from tests.support.refusals import fetch
 from tests.support.signers import SpySigner
 from x402guard import BudgetExhausted, Policy
-from x402guard.ledger.evidence import Unused
+from x402guard.ledger.findings import Unused
 
 THREADS = 64
 PRICE = 10_000

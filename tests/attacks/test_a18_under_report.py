@@ -10,7 +10,7 @@ from tests.support.ledger import Clock
 from tests.support.merchant import FACILITATOR, PAYEE, URL, Shop, b64, make_guard, receipt, required, upto
 from tests.support.refusals import events, fetch
 from x402guard import BudgetExhausted
-from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ledger.findings import Settled, Unused, Used
 from x402guard.stores import MemoryStore
 
 CEILING = Decimal("0.05")

@@ -11,10 +11,10 @@ from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, HoldKind, Purpose
 from x402guard.kernel.typed_data import typed_data
 from x402guard.ledger.authorize import authorize
+from x402guard.ledger.view import Scope
 from x402guard.stores import MemoryStore
 
 PACKAGE = Path(x402guard.__file__).parent

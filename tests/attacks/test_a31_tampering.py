@@ -6,13 +6,13 @@ from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
-from x402guard.kernel.change_set import Scope
 
 from tests.support.merchant import URL, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import ConfigError, LedgerUnavailable
 from x402guard.cli import app
 from x402guard.ledger.verify import verify_windows
+from x402guard.ledger.view import Scope
 from x402guard.stores import audit, open_store
 from x402guard.stores.audit import audit_since
 

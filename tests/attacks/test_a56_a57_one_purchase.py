@@ -20,10 +20,11 @@ from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertai
 from x402guard.flow.drivers import run
 from x402guard.flow.surroundings import Surroundings
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Claim, Delivery
-from x402guard.ledger.evidence import Settled, weigh_marks
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled
 from x402guard.ledger.purchases import presentation_of
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.settlement import Doubt, note_doubt, write_claim

@@ -20,7 +20,7 @@ from x402guard import (
     PolicyDenied,
     SettlementUncertain,
 )
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 from x402guard.stores import MemoryStore, open_store
 
 CENT = Decimal("0.01")

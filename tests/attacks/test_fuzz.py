@@ -24,7 +24,7 @@ from tests.support.llm_provider import SYNC, Answer, Provider, ask, metered, sse
 from tests.support.merchant import Shop, accept, client, make_guard, required
 from tests.support.processes import ROOT
 from x402guard.chain.reader import RpcChainReader
-from x402guard.ledger.evidence import Unreadable
+from x402guard.ledger.findings import Unreadable
 
 MOST_S = 2.0
 MOST_BYTES = 192_000_000

@@ -12,7 +12,7 @@ from tests.support.refusals import events
 from x402guard import BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, X402GuardError
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.frozen import replace
-from x402guard.ledger.evidence import Unreadable, Unused, Used
+from x402guard.ledger.findings import Unreadable, Unused, Used
 from x402guard.stores import open_store
 from x402guard.testing import (
     CHAIN_LIES,

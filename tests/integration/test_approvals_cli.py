@@ -6,7 +6,6 @@ import time
 from decimal import Decimal
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import processes
 from tests.support.command_line import forked, typed
@@ -14,6 +13,7 @@ from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import make_guard
 from x402guard.guard.approvers import QueueApprover, operating_user
 from x402guard.ledger.questions import Question, approval_mark, put_question
+from x402guard.ledger.view import Scope
 from x402guard.policy import ApprovalRequest
 from x402guard.stores import open_store
 

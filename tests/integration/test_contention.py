@@ -10,11 +10,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import processes
 from tests.support.merchant import Shop, async_client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 
 ROOT = Path(__file__).parents[2]

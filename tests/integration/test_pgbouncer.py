@@ -7,13 +7,13 @@ import time
 
 import psycopg
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import postgres
 from tests.support.ledger import Books, usd
 from tests.support.postgres_way import PORT
 from x402guard import LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.postgres_rows import Asked
 

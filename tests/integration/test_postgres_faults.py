@@ -16,9 +16,9 @@ from tests.support.merchant import Shop, client, make_guard
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.group_commit import Request
 from x402guard.stores.postgres_schema import VERSION

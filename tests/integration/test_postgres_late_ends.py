@@ -21,11 +21,11 @@ from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.detached import Aside
 from x402guard.flow.drivers import run, transact_now
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Delivery, Evidence, HoldKind
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.events import Capture
 from x402guard.ledger.lost import LateEnd, to_enter
+from x402guard.ledger.view import Scope
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
 

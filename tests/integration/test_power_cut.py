@@ -16,7 +16,7 @@ from x402guard import GuardedTransport, LocalSigner, Policy, Rule, X402GuardErro
 from x402guard.cli import approvals, owner
 from x402guard.guard.approvers import QueueApprover
 from x402guard.kernel.rows import HoldState, NodeState
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 from x402guard.stores import open_store
 
 TLS = ssl.create_default_context()

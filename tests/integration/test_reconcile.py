@@ -10,10 +10,10 @@ from tests.support.market import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
 from tests.support.testnet import decoded
 from x402guard import BudgetExhausted, Chain, ConfigError, PaidNotDelivered, SessionTripped
 from x402guard.chain.rpc import JsonRpc
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import HoldState
 from x402guard.ledger.events import Expire, Void
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.testing.chain_client import calldata
 from x402guard.testing.contracts import PERMIT2, TOKEN

@@ -20,7 +20,7 @@ from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, client, make_guard
 from tests.support.otlp_collector import attributes, collector
 from x402guard import BudgetExhausted, ConfigError, GuardedTransport, SessionTripped
-from x402guard.ledger.evidence import Settled
+from x402guard.ledger.findings import Settled
 from x402guard.telemetry import otel
 
 ROOT = Path(__file__).parents[2]

@@ -2,10 +2,13 @@
 
 import pytest
 
+from tests.kernel import mutants_of_rooms
 from tests.kernel.mutants import MUTANTS
 from tests.kernel.world import World
 from x402guard.kernel import commit
 from x402guard.kernel import ledger as kernel_ledger
+
+assert mutants_of_rooms.mutant, "they add themselves to MUTANTS"
 
 RULES = {
     "books": "books",

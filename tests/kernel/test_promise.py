@@ -6,18 +6,17 @@ from msgspec.structs import replace
 
 from tests.support.ledger import START_MS, Clock, a_hold, an_id, usd
 from x402guard.errors import IllegalTransition, X402GuardError
-from x402guard.kernel.change_set import Now, Scope
+from x402guard.kernel.change_set import Now
 from x402guard.kernel.commit import check
-from x402guard.kernel.load import load
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Billed, PayAgain, Stated, Unsent, Unsigned
 from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeKind, NodeState
 from x402guard.kernel.table import STEPS
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.sessions import NodeRequest, ensure_wallet, open_node
-from x402guard.ledger.view import LedgerView
-from x402guard.stores.clock import StoreClock
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.stores.memory import MemoryStore
+from x402guard.stores.transacts import StoreClock
 
 NAMES = ("first", "second", "third", "new")
 AMOUNTS = st.sampled_from([0, 1, 10_000_000, 50_000_000, 90_000_000, -10_000_000, 100_000_000])
@@ -100,7 +99,7 @@ def edit(view, what, name, how):
 def test_what_passes_keeps_the_promise(edits):
     store = a_ledger()
     scope = Scope(nodes=(WALLET, "s"), holds=(*map(an_id, NAMES), "second"), durable=True)
-    loaded = load(store._rows, scope, StoreClock(lambda: START_MS, lambda: START_MS))
+    loaded = store._rows.load(scope, StoreClock(lambda: START_MS, lambda: START_MS))
     view = LedgerView(loaded)
     try:
         for what, name, how in edits:

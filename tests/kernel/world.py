@@ -9,7 +9,7 @@ import x402guard.kernel.ledger as kernel_ledger
 from tests.support.merchant import Shop, client, make_guard, open_terms, required, upto
 from x402guard import Policy
 from x402guard.errors import IllegalTransition, SignerError, X402GuardError
-from x402guard.kernel.change_set import Scope
+from x402guard.ledger.view import Scope
 
 LIMIT_ATOMIC = 55_000
 BUDGET = "$0.055"

@@ -9,16 +9,8 @@ from tests.support.ledger import START_MS, Books, an_intent, weigh_proven
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, HoldState, NodeState
 from x402guard.ledger.events import Void
-from x402guard.ledger.evidence import (
-    Cancelled,
-    Settled,
-    Unreadable,
-    Unused,
-    Used,
-    claim_settlement,
-    receipt_mark,
-    weigh_marks,
-)
+from x402guard.ledger.evidence import claim_settlement, receipt_mark, weigh_marks
+from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.money import format_dollars
 

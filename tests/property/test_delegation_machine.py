@@ -5,7 +5,6 @@ from decimal import Decimal
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from x402guard.kernel.change_set import Scope
 
 from tests.support.delegations import NOW_S, World, asked
 from tests.support.examples import examples
@@ -13,6 +12,7 @@ from x402guard import ApprovalDenied, ConfigError, NeedsReview, PaymentRefused
 from x402guard.kernel.rows import NodeState
 from x402guard.ledger.delegations import DELEGATIONS, DelegationState, delegation_marks, read_delegation, revoke
 from x402guard.ledger.owner import reset_node, trip_node
+from x402guard.ledger.view import Scope
 
 REFUSED = (ConfigError, PaymentRefused)
 LIMIT, TASK, SPARE = Decimal("1.00"), Decimal("0.40"), 600

@@ -27,7 +27,7 @@ from x402guard.flow.ports import AccountFunds, HoldStatus
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.kernel.rows import HoldState
-from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ledger.findings import Settled, Unused, Used
 from x402guard.stores import open_store
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import sweep

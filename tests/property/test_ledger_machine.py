@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.examples import examples
-from tests.support.ledger import Books
-from x402guard.frozen import replace
+from tests.support.ledger import Books, sealed
 from x402guard.kernel.rows import Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall
@@ -135,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
             previous = ""
             for entry in mine:
                 assert entry.previous == previous
-                assert replace(entry, hash="").sealed().hash == entry.hash
+                assert sealed(entry).hash == entry.hash
                 previous = entry.hash
 
     @invariant()

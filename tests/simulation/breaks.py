@@ -35,7 +35,7 @@ else:
 """
 
 BREAKS = (
-    ("S1: only holds on the path of a booking lapse", "kernel/load.py",
+    ("S1: only holds on the path of a booking lapse", "stores/transacts.py",
      "due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if found else []",
      "due = [hold for hold in rows.due(now_ms // 1000, DUE_AT_ONCE) if hold.node_id in nodes]"),
     ("S2: the goods of a payment that was presented again are withheld", "x402/flow.py",
@@ -59,7 +59,7 @@ BREAKS = (
     ("S4: a block that is undone after midnight trips nothing", "ledger/evidence.py",
      "    trip_exceeded(view, after.node_id)  # what was freed may be used again, and what was reopened counts in this window",
      ""),
-    ("S5: a sweep asks about the same live holds again and again", "kernel/load.py",
+    ("S5: a sweep asks about the same live holds again and again", "stores/transacts.py",
      "(found if scope.live_first else sorted(found, key=least_checked))[: scope.sweep]",
      "sorted(found, key=lambda hold: hold.created_ms)[: scope.sweep]"),
     ("S6: an error of a limited node passes for its answer, and is never asked about again", "ledger/evidence.py",
@@ -81,7 +81,7 @@ BREAKS = (
       "    return proven_by((yield from _read_mark(proof))) is not None  # another reconciliation may have explained it", "    return False")),
     ("a Transfer is explained by an upto, although an exact payment has just its amount", "ledger/evidence.py",
      "found.append((ceiling, not exactly, key, hold_id))", "found.append((ceiling, False, key, hold_id))"),
-    ("a clock that was set right stays behind", "kernel/load.py", "    if ahead_ms:\n", "    if False:\n"),
+    ("a clock that was set right stays behind", "stores/transacts.py", "    if ahead_ms:\n", "    if False:\n"),
     ("a capture closes at the ledger's last time, not at the clock's", "kernel/windows.py",
      "    now_ms = max(clock_ms, begun_ms)\n", "    now_ms = clock_ms + 86_400_000\n"),
     ("no budget is ever short", "ledger/budgets.py", "if room is not None and amount > room:", "if False:"),

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.events import Void
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 
 
 def _forget(store: LedgerStore) -> None:

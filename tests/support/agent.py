@@ -3,12 +3,12 @@
 import json
 
 import httpx
-from x402guard.kernel.change_set import Scope
 
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import PAYEE, URL, Shop, accept, client, required
 from x402guard import PaymentRefused
 from x402guard.ledger.owner import reset_node
+from x402guard.ledger.view import Scope
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 

@@ -23,7 +23,7 @@ from x402guard import ConfigError, GuardedA2AClient, GuardedSigner, Policy, X402
 from x402guard.guard import owner as owner_module
 from x402guard.guard.owner import Owner
 from x402guard.kernel.rows import HoldState
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S
 from x402guard.stores import open_store
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tests.support.merchant import NETWORK
 from x402guard.flow.ports import Funds
-from x402guard.ledger.evidence import Unreadable
+from x402guard.ledger.findings import Unreadable
 
 
 @dataclass

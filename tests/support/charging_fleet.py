@@ -13,9 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from x402guard.kernel.change_set import Scope
-
 from x402guard import BudgetExhausted, Guard, Policy
+from x402guard.ledger.view import Scope
 from x402guard.stores import file_lock, open_store
 
 PRICE = "$0.0001"

@@ -5,6 +5,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.ledger import sealed
 from x402guard.kernel.rows import WALLET
 from x402guard.stores import open_store
 
@@ -83,7 +84,7 @@ def check_journal(store):
         head = ""
         for entry in own:
             assert entry.previous == head
-            assert entry.sealed().hash == entry.hash
+            assert sealed(entry).hash == entry.hash
             head = entry.hash
         assert head == node.head
         sums = [

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt
@@ -24,6 +23,7 @@ from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run, transact_now
 from x402guard.kernel.rows import Evidence, HoldKind
 from x402guard.ledger.authorize import authorize
+from x402guard.ledger.view import Scope
 from x402guard.stores import views
 
 STAGES = ("authorized", "sent", "answered", "closed")

@@ -22,7 +22,7 @@ from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Claim
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
+from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.llm.answer import AnswerReader
 from x402guard.testing import Server
 from x402guard.x402.challenge import read_challenge

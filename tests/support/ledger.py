@@ -1,21 +1,21 @@
 """Ledger material for tests: a clock to turn, holds without ceremony, and a store opened on it."""
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.commit import NAMED
 from x402guard.kernel.given_back import EXPOSED, exposed_mark
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import AtHead, Cancelled, Final, Undone, UnusedPastDeadline
-from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldKind, NodeKind, Purpose
+from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldKind, NodeKind, Purpose, entry_hash
 from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.bills import BILLED_USAGE, STATED
 from x402guard.ledger.events import Capture, Correct, Expire, Note, Reopen, Void
 from x402guard.ledger.evidence import note_exposed, weigh
-from x402guard.ledger.proven import proven
+from x402guard.ledger.findings import proven
 from x402guard.ledger.sessions import NodeRequest, ensure_wallet, open_node
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.money import dollars_to_nanos
 from x402guard.stores import open_store
 from x402guard.stores.transacts import Proposal
@@ -40,6 +40,11 @@ class Clock:
 
 def usd(text) -> Nanos:
     return dollars_to_nanos(text)
+
+
+def sealed(entry):
+    """An entry with the hash over what it says."""
+    return replace(entry, hash=entry_hash(astuple(entry)[:-1]))
 
 
 def an_id(name):

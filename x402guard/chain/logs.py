@@ -18,7 +18,7 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecim
 from x402guard.kernel.evm import Address, checksum_address
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.typed_data import PERMIT2
-from x402guard.ledger.evidence import Cancelled, Settled
+from x402guard.ledger.findings import Cancelled, Settled
 from x402guard.ledger.owner import MOST_AHEAD_MS
 
 BLOCKS_AT_ONCE: Final = 2_000

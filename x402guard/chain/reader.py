@@ -36,7 +36,7 @@ from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import Hold
 from x402guard.kernel.typed_data import PERMIT2
-from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
+from x402guard.ledger.findings import Cancelled, Finding, Settled, Unreadable, Unused, Used
 
 R = TypeVar("R")
 

@@ -18,15 +18,16 @@ from x402guard.errors import ConfigError
 from x402guard.flow.surroundings import here
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
+from x402guard.guard.arguments import existing_ledger
 from x402guard.guard.clock import accept_clock, refuse_strange_clock
-from x402guard.guard.owner import Owner, existing_ledger
+from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.lost import count_lost
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.queries import ended_instances
+from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
 from x402guard.stores.archiving import Archivable, unnamed_files

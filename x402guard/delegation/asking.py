@@ -12,7 +12,6 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Flow, Interrupted, Transact, cause, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import NodeKind
 from x402guard.ledger.authorize import Refusal, check_open
 from x402guard.ledger.inputs import (
@@ -31,7 +30,7 @@ from x402guard.ledger.inputs import (
     take_reply,
     wait_mark,
 )
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.steps import run_of
 
 REPLY_S: Final = 300.0

@@ -14,10 +14,11 @@ from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Node, NodeKind
 from x402guard.ledger.authorize import Refusal, check_open, note_granted
+from x402guard.ledger.budgets import TASK_STARVED
 from x402guard.ledger.delegations import (
     UNANSWERED,
     Delegation,
@@ -32,9 +33,8 @@ from x402guard.ledger.delegations import (
 )
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import NodeRequest, leave_unopened, open_node, opening_scope
-from x402guard.ledger.stops import TASK_STARVED
 from x402guard.ledger.token_budget import open_tokens, tokens_node
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 
 if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskRequest

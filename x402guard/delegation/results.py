@@ -14,7 +14,6 @@ from x402guard.errors import ApprovalDenied, ConfigError, NeedsReview
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Notify, Transact
 from x402guard.flow.refusals import refused
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.ledger.authorize import Refusal, check_open
 from x402guard.ledger.delegations import (
@@ -30,7 +29,7 @@ from x402guard.ledger.delegations import (
 from x402guard.ledger.inputs import Wait, input_of, note_read, put_input
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.token_budget import tokens_node
-from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.approvals import request_id
 from x402guard.views.words import printable

@@ -14,11 +14,10 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Ask, Flow, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import NOTHING, HoldKind
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.approvals import APPROVAL, NO_ANSWER, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Transact
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, HoldKind
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.purchases import in_doubt
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 
 _FIRST_PAUSE_S: Final = 0.02

@@ -10,7 +10,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Billed, Stated
 from x402guard.kernel.rows import Claim, Evidence, Hold, HoldKind, HoldState
@@ -20,7 +20,7 @@ from x402guard.ledger.events import Capture, Correct, Note, Void
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
 from x402guard.ledger.transitions import apply, has_lapsed
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import Outcome, StepEnd

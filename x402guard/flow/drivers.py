@@ -41,9 +41,8 @@ from x402guard.flow.effects import (
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold
-from x402guard.ledger.view import Change, LedgerView, Notice
+from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from msgspec import Struct
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.ports import ChainQuestion
 from x402guard.flow.sealed import Sealed
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.proofs import Unsent
 from x402guard.kernel.rows import Hold
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.view import Change, Notice
+from x402guard.ledger.view import Change, Notice, Scope
 from x402guard.policy.approvals import ApprovalRequest
 
 R = TypeVar("R")

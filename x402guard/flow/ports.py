@@ -10,7 +10,7 @@ from msgspec import Struct
 from x402guard.kernel.evm import Address
 from x402guard.kernel.rows import Hold
 from x402guard.kernel.signer import Signable
-from x402guard.ledger.evidence import Finding, Unreadable
+from x402guard.ledger.findings import Finding, Unreadable
 
 
 class Slot(Protocol):

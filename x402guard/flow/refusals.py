@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import (
     BUDGET,
@@ -20,8 +20,8 @@ from x402guard.ledger.authorize import (
     refusal_marks,
     refused_mark,
 )
-from x402guard.ledger.stops import STARVED
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.budgets import STARVED
+from x402guard.ledger.view import LedgerView, Scope
 
 
 def refused(

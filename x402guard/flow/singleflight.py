@@ -15,8 +15,7 @@ from x402guard.flow.ports import (
     Transfers,
     WalletReader,
 )
-from x402guard.ledger.evidence import Finding, Unreadable
-from x402guard.ledger.proven import proven
+from x402guard.ledger.findings import Finding, Unreadable, proven
 
 _Key = tuple[str, int, str]
 _NO_CHAIN = Unreadable("no chain is configured")

@@ -9,11 +9,11 @@ from x402guard.errors import X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, Node
 from x402guard.ledger.owner import check_reason, trip_node
 from x402guard.ledger.queries import outstanding_of, path_of
 from x402guard.ledger.tree import remaining
+from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.steps import run_of
 from x402guard.views.report import Report

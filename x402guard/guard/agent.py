@@ -20,13 +20,13 @@ from x402guard.flow.refusals import enforce, refused
 from x402guard.guard.account import Account
 from x402guard.guard.delegating import Delegates
 from x402guard.guard.opening import undoing
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import NOTHING, HoldKind, NodeKind
 from x402guard.ledger.actions import OPEN_STATES, actions_mark, begin_end, end, note_abnormal
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, enforced, record_excused
 from x402guard.ledger.inputs import inputs_mark, note_ignored
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED, Closing, Ending, close_node
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.policy.judge import Unasked, objection, spent_so_far, would_refuse
 from x402guard.policy.steps import run_of, state_step
 from x402guard.policy.verdicts import Subject, Verdict, without_approver

@@ -22,9 +22,9 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import ABANDONED
 from x402guard.flow.shell import Approver
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 from x402guard.views.words import printable
 

@@ -24,7 +24,16 @@ from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags, check_kind, check_name
-from x402guard.stores import DEFAULT_LEDGER, LEFT_IN_A_PATH, ledger_path, open_store
+from x402guard.stores import (
+    DEFAULT_LEDGER,
+    LEFT_IN_A_PATH,
+    as_ledger_url,
+    check_ledger_url,
+    is_postgres,
+    ledger_exists,
+    ledger_path,
+    open_store,
+)
 from x402guard.x402.signer import signer_of
 
 if TYPE_CHECKING:
@@ -201,3 +210,18 @@ def as_ms(name: str, at: datetime | None) -> int | None:
     if not isinstance(at, datetime) or at.tzinfo is None:
         raise ConfigError(f"{name}: {at!r:.60} is no time with a time zone; write datetime(2026, 11, 26, tzinfo=UTC)")
     return round(at.timestamp() * 1000)
+
+
+def existing_ledger(ledger: str | Path | None) -> str:
+    """Return the URL of a ledger; None is that of the settings. Raises ``ConfigError`` for a missing file."""
+    from x402guard.guard.settings import load_settings
+
+    url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
+    if (is_postgres(url) or url.startswith("sqlite:///")) and not ledger_exists(url):
+        check_ledger_url(url)
+        where = url if is_postgres(url) else ledger_path(url)
+        raise ConfigError(
+            f"ledger: no ledger yet at {where}; `x402guard budget set wallet AMOUNT --new` makes it, or the first run of "
+            "an agent. Name another one with --ledger or X402GUARD_LEDGER"
+        )
+    return url

@@ -9,11 +9,10 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, HeadReader
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import WALLET, HoldKind
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS, accept_time, windows_ahead
 from x402guard.ledger.store import LedgerStore, MayBeAway
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.stamps import bring_back, stamps_ahead
 
 _RIGHT_MS: Final = 3_600_000

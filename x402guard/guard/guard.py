@@ -41,7 +41,6 @@ from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, kernel_opened, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import lapse_due
@@ -50,7 +49,7 @@ from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.store import LedgerStore, MayBeAway
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars
 from x402guard.policy import Policy

@@ -25,8 +25,7 @@ from x402guard.guard.opening import (
 )
 from x402guard.guard.session import Session
 from x402guard.kernel.rows import NodeKind
-from x402guard.ledger.budget_window import check_window
-from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
+from x402guard.ledger.sessions import NodeRequest, check_window, open_node, opening_scope
 from x402guard.money import Dollars
 from x402guard.policy.checks import SoftLimits
 from x402guard.policy.reach import reach_of

@@ -17,12 +17,13 @@ from x402guard.flow.drivers import finish_closing
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.change_set import Opened
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
+from x402guard.ledger.view import Scope
 from x402guard.llm.meter import Meter
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, parts_of

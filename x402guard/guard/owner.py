@@ -17,7 +17,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import as_ms, gone_instances, positive, whole_id
+from x402guard.guard.arguments import as_ms, existing_ledger, gone_instances, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -31,7 +31,6 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.budgets import as_line, unlent
@@ -45,7 +44,7 @@ from x402guard.ledger.questions import approval_mark, close_unanswered, give_ans
 from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
@@ -53,7 +52,7 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
-from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
+from x402guard.stores import ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
@@ -163,9 +162,8 @@ class Owner:
         node_id = find_budget(self._store, session, latest=True)
         with self._store.at_one_moment() as ledger:
             nodes, entries = nodes_of(ledger), ledger.entries(node_id, grants=False)
-        return capture_rows(
-            nodes, entries, fold_holds(entries), since_ms=as_ms("since", since) or 0, until_ms=as_ms("until", until)
-        )
+        first_ms, last_ms = as_ms("since", since) or 0, as_ms("until", until)
+        return capture_rows(nodes, entries, fold_holds(entries), since_ms=first_ms, until_ms=last_ms)
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""
@@ -482,21 +480,7 @@ def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bo
     return change.done(unlent(view, node_id))
 
 
-def existing_ledger(ledger: str | Path | None) -> str:
-    """Return the URL of a ledger; None is that of the settings. Raises ``ConfigError`` for a missing file."""
-    from x402guard.guard.settings import load_settings
-
-    url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
-    if (is_postgres(url) or url.startswith("sqlite:///")) and not ledger_exists(url):
-        check_ledger_url(url)
-        where = url if is_postgres(url) else ledger_path(url)
-        raise ConfigError(
-            f"ledger: no ledger yet at {where}; `x402guard budget set wallet AMOUNT --new` makes it, or the first run of "
-            "an agent. Name another one with --ledger or X402GUARD_LEDGER"
-        )
-    return url
-
-
 def _may_write(url: str) -> bool:
-    path = ledger_path(url)
-    return not url.startswith("sqlite:///") or (os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK))
+    return not url.startswith("sqlite:///") or all(
+        os.access(p, os.W_OK) for p in (ledger_path(url), ledger_path(url).resolve().parent)
+    )

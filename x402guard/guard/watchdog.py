@@ -12,10 +12,10 @@ from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
 from x402guard.guard.arguments import gone_instances
 from x402guard.guard.guard import Guard
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, HoldKind, Node, NodeState
 from x402guard.ledger.delegations import DelegationState
 from x402guard.ledger.inputs import Input, Wait, find_cycles, input_mark, read_input, wait_mark, waits_of
+from x402guard.ledger.view import Scope
 from x402guard.ledger.watch import (
     BEAT,
     Limits,

@@ -14,10 +14,10 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.purchases import take_back
+from x402guard.ledger.view import Scope
 from x402guard.x402.delivery import AnswerEnd, late_delivery, note_answer_end
 
 

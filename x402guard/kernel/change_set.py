@@ -20,38 +20,13 @@ MarkKey = tuple[str, str]
 
 Mark = Mapping[str, Any]
 
+MONEY_MARKS: Final = frozenset({"proof", "exposed", "wallet"})
+"""The kinds of marks that decide about money: which Transfer proves which hold, what is exposed, and the wallet's address."""
 
-class Scope(Struct, frozen=True):
-    """The rows that a change may read. The store locks and loads these, and no others.
 
-    Attributes:
-        nodes: node ids; all their ancestors are included.
-        holds: hold ids; the node of each and its ancestors are included.
-        purchase: a purchase key; the holds of that key are included that are live or captured, and whose answer was not
-            handed over.
-        named: True if the purchase has a name of the caller's: the last hold of that key is included whose answer was
-            handed over.
-        marks: keys of marks.
-        out: (network, token): the sum of their payments is included that are live, and that no server has claimed.
-        sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
-            HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
-            block that is not final yet.
-        live_first: see ``sweep``; HELD ones first, because they take budget.
-        flight_ms: see ``sweep``.
-        durable: True if the change restrains (authorize, trip, a lower limit, an upward correction) and therefore must
-            survive a power cut; False if it only frees or notes.
-    """
-
-    nodes: tuple[str, ...] = ()
-    holds: tuple[str, ...] = ()
-    purchase: str | None = None
-    named: bool = False
-    marks: tuple[MarkKey, ...] = ()
-    out: tuple[tuple[str, str], ...] = ()
-    sweep: int = 0
-    live_first: bool = False
-    flight_ms: int = 0
-    durable: bool = False
+def mark_name(key: MarkKey) -> str:
+    """Return the key of a mark as one text. No kind contains a space."""
+    return f"{key[0]} {key[1]}"
 
 
 class Token(Struct, frozen=True):
@@ -63,9 +38,6 @@ class Token(Struct, frozen=True):
     def worth(self, atomic: int) -> int:
         """Return the value of *atomic* units in nano-dollars, rounded up."""
         return -(-atomic * self.peg_nanos // int(10**self.decimals))
-
-
-DAY_MS: Final = 86_400_000
 
 
 class Opened(Struct, frozen=True):
@@ -85,7 +57,7 @@ class Opened(Struct, frozen=True):
     root: str = WALLET
     most_exposed: int = 0
     unsafe_trust_receipts: bool = False
-    memory_ms: int = DAY_MS
+    memory_ms: int = 86_400_000
     keeps_idle: bool = False
     test_networks: frozenset[str] = frozenset()
 
@@ -131,13 +103,14 @@ class Before(Struct):
     """The rows that the kernel has loaded, as they are stored. None for a row that it has looked for and not found.
 
     Attributes:
+        marks: those of ``MONEY_MARKS``, by ``mark_name``.
         purchase: the key whose holds were loaded, or None; *holds* has all of them that count and were not handed over,
             and, if *named*, the last one that was.
     """
 
     nodes: dict[str, Node | None]
     holds: dict[str, Hold | None]
-    marks: dict[MarkKey, Mark | None]
+    marks: dict[str, dict[str, Any] | None]
     purchase: str | None = None
     named: bool = False
 
@@ -160,7 +133,7 @@ class ChangeSet(Struct, frozen=True):
 
 
 class Submission(Struct, frozen=True):
-    """All that ``kernel.commit.check`` takes."""
+    """All that ``kernel.commit.check`` takes. It goes through bytes and back unchanged."""
 
     opened: Opened
     before: Before
@@ -168,42 +141,14 @@ class Submission(Struct, frozen=True):
     now: Now
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON."""
-        before = self.before
-        rows = _Rows(
-            before.nodes,
-            before.holds,
-            tuple((key, None if row is None else dict(row)) for key, row in before.marks.items()),
-            before.purchase,
-            before.named,
-        )
-        return _ENCODED(_Sent(self.opened, rows, self.change_set, self.now))
+        """Return it as JSON: msgspec writes 256-bit numbers whole."""
+        return _ENCODED(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Submission:
         """Return what ``to_bytes`` has written. Raises ``msgspec.ValidationError`` for anything else."""
-        sent = _DECODED(raw)
-        rows = sent.before
-        before = Before(rows.nodes, rows.holds, dict(rows.marks), rows.purchase, rows.named)
-        return cls(sent.opened, before, sent.change_set, sent.now)
-
-
-class _Rows(Struct, frozen=True):
-    """``Before``, with keys that JSON has."""
-
-    nodes: dict[str, Node | None]
-    holds: dict[str, Hold | None]
-    marks: tuple[tuple[MarkKey, dict[str, Any] | None], ...]
-    purchase: str | None
-    named: bool
-
-
-class _Sent(Struct, frozen=True):
-    opened: Opened
-    before: _Rows
-    change_set: ChangeSet
-    now: Now
+        return _DECODED(raw)
 
 
 _ENCODED: Final = Encoder().encode
-_DECODED: Final[Callable[[bytes], _Sent]] = Decoder(_Sent).decode
+_DECODED: Final[Callable[[bytes], Submission]] = Decoder(Submission).decode

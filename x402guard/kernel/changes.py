@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.change_set import Mark, MarkKey, Step, Submission
+from x402guard.kernel.change_set import Mark, MarkKey, Step, Submission, mark_name
 from x402guard.kernel.proofs import Lost, Proof
 from x402guard.kernel.rows import Hold, HoldState, Node, lends
 from x402guard.kernel.table import AUTHORIZE, STEPS
 from x402guard.kernel.windows import Taken, rolled
-
-MONEY_MARKS: Final = frozenset({"proof", "exposed", "wallet"})
-"""The kinds of marks that decide about money: which Transfer proves which hold, what is exposed, and the wallet's address."""
 
 _MOST_DEEP: Final = 1_000
 """The most nodes on a path. A row that is below itself has more."""
@@ -54,14 +51,10 @@ class Move:
         """True for a new hold that stays live: it has to fit."""
         return self.before is None and self.after.state is HoldState.HELD and not self.is_lost
 
-    @property
-    def proof(self) -> Proof | None:
-        """The last proof of its steps."""
-        return next((step.proof for step in reversed(self.steps) if step.proof is not None), None)
-
-    def proof_of(self, name: str) -> Proof | None:
-        """Return the proof of its last step of that name."""
-        return next((step.proof for step in reversed(self.steps) if step.name == name), None)
+    def proof(self, name: str = "") -> Proof | None:
+        """Return the last proof of its steps, or of those with a name."""
+        named = (step.proof for step in reversed(self.steps) if name in ("", step.name))
+        return next((proof for proof in named if proof is not None), None)
 
     def names(self) -> set[str]:
         """Return the names of its steps."""
@@ -163,9 +156,9 @@ class Changes:
 
     def mark(self, key: MarkKey) -> Mark | None:
         """Return a mark as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
-        if key not in self.before.marks:
+        if mark_name(key) not in self.before.marks:
             refuse("giving back", f"mark {'/'.join(key)}", "it was not loaded")
         for written, value in self.sent.change_set.marks:
             if written == key:
                 return value
-        return self.before.marks[key]
+        return self.before.marks[mark_name(key)]

@@ -15,33 +15,18 @@ written, and nothing is signed.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
-from x402guard.kernel.change_set import Before, ChangeSet, Now, Opened, Submission
-from x402guard.kernel.changes import MONEY_MARKS, Changes, Move, refuse
-from x402guard.kernel.given_back import check_exposed, check_given_back, check_marks
+from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, Now, Opened, Submission, mark_name
+from x402guard.kernel.changes import Changes, Move, refuse
+from x402guard.kernel.given_back import check_exposed, check_given_back, check_marks, is_of
 from x402guard.kernel.money import MAX_NANOS
 from x402guard.kernel.proofs import ByOwner, PayAgain, Undone
-from x402guard.kernel.rows import (
-    HOLD_FIXED,
-    NODE_FIXED,
-    Delivery,
-    Evidence,
-    Hold,
-    HoldKind,
-    HoldState,
-    Node,
-    NodeKind,
-    NodeState,
-    entry_hash,
-)
+from x402guard.kernel.rows import HOLD_FIXED, Delivery, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.kernel.table import FORGIVE
 from x402guard.kernel.windows import closing_ms, past_after, window_start_ms
-
-_BALANCES: Final = ("captured", "held", "granted_in", "granted_out")
 
 NAMED: Final = "named:"
 """How the key of a purchase begins that has a name of the caller's: it is paid once, also after success."""
@@ -117,13 +102,8 @@ def _check_begun(changes: Changes, move: Move) -> None:
 
 def _check_reopened(move: Move) -> None:
     """Only what a chain has ended is open again: a payment that was given back unsigned stays so."""
-    proof, before, payment = move.proof_of("reopen"), move.before, move.after.payment()
-    if not isinstance(proof, Undone) or (proof.network, proof.token, proof.payer, proof.nonce) != (
-        payment.network,
-        payment.token,
-        payment.payer,
-        move.after.id,
-    ):
+    proof, before = move.proof("reopen"), move.before
+    if not isinstance(proof, Undone) or not is_of(move.after, proof):
         refuse("lifecycle", move.place, "it is reopened, and no chain shows that its block was undone")
     if before is None or before.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
         refuse("lifecycle", move.place, "it is reopened, and no chain has ended it")
@@ -138,12 +118,16 @@ def _check_presented(move: Move, before: Hold) -> None:
     if before.chain_evidence and not after.chain_evidence:
         refuse("lifecycle", move.place, "a chain could prove how it ended, and could no more")
     is_forgiven = after.delivery is Delivery.FORGIVEN and before.delivery is not Delivery.FORGIVEN
-    if is_forgiven and not isinstance(move.proof_of(FORGIVE), PayAgain | ByOwner):
+    if is_forgiven and not isinstance(move.proof(FORGIVE), PayAgain | ByOwner):
         refuse("lifecycle", move.place, "its purchase is closed, by neither its owner nor its caller")
 
 
 def _check_closing(changes: Changes, move: Move) -> None:
     """``closed_ms`` is what the windows work out at the kernel's own clock."""
+    if len(move.taken) == 1:
+        if move.after.closed_ms != move.taken[0].closed_ms:
+            _check_clocked(changes, move)
+        return
     steps = move.steps if move.before is not None else move.steps[1:]
     for (was, after), step in zip(zip(move.taken, move.taken[1:], strict=False), steps, strict=True):
         expected = was.closed_ms
@@ -156,10 +140,17 @@ def _check_closing(changes: Changes, move: Move) -> None:
             expected = closing_ms(max(since, default=0), changes.now.clock_ms, lapses_ms=lapses)
         if after.closed_ms != expected:
             refuse("lifecycle", move.place, f"closed_ms would be {after.closed_ms} by {step.name}, and is {expected}")
-    ends_ms, closed_ms = move.taken[-1].closed_ms, move.after.closed_ms
-    by_clock = closed_ms == changes.now.clock_ms and any(command == "clock" for _, command in changes.commands)
-    if closed_ms != ends_ms and not by_clock:
-        refuse("lifecycle", move.place, f"closed_ms would be {closed_ms}, and its steps end at {ends_ms}")
+    if move.after.closed_ms != move.taken[-1].closed_ms:
+        _check_clocked(changes, move)
+
+
+def _check_clocked(changes: Changes, move: Move) -> None:
+    """The owner's clock command alone moves when a hold has closed: to now."""
+    closed_ms = move.after.closed_ms
+    if closed_ms != changes.now.clock_ms or not any(command == "clock" for _, command in changes.commands):
+        refuse(
+            "lifecycle", move.place, f"closed_ms would be {closed_ms}, and its steps end at {move.taken[-1].closed_ms}"
+        )
 
 
 def worth(changes: Changes) -> None:
@@ -216,102 +207,106 @@ def books(changes: Changes) -> None:
     begins at zero, and all but the root with a limit. A row that was neither loaded nor looked for is not written.
     """
     _check_loaded(changes)
-    held, captured, live = _moved_by_holds(changes)
-    sums, heads = _moved_by_entries(changes)
-    drawn: Counter[str] = Counter()
+    moved = _moved(changes)
     for node_id, (before, after) in changes.nodes.items():
-        place = f"node {node_id}"
-        moved = sums.get(node_id, _NOTHING)
-        for index, name in enumerate(_BALANCES):
-            was = 0 if before is None else getattr(before, name)
-            if getattr(after, name) - was != moved[index]:
-                refuse("books", place, f"{name} was {was} and would be {getattr(after, name)}; entries: {moved[index]}")
-            if getattr(after, name) < 0:
-                refuse("books", place, f"{name} would be {getattr(after, name)}")
-        usage = moved[4] if after.kind is NodeKind.TOKENS else 0
-        if (moved[0] - usage, moved[1]) != (captured.pop(node_id, 0), held.pop(node_id, 0)):
-            refuse("books", place, "its balance moves by another amount than its holds")
-        if after.live - (0 if before is None else before.live) != live.pop(node_id, 0):
-            refuse("books", place, f"live would be {after.live}, and the holds below it move it by another amount")
-        row = changes.before.nodes[node_id]
-        if (after.seq, after.head) != heads.get(node_id, (0, "") if row is None else (row.seq, row.head)):
-            refuse("books", place, "its head is not its last entry")
-        if after.parent_id is not None:
-            drawn[after.parent_id] += moved[2]
-        _check_node(changes, before, after)
-    for node_id, amount in (*held.items(), *captured.items(), *live.items()):
-        if amount:
-            refuse("books", f"node {node_id}", f"its holds move it by {amount}, and its row is not written")
-    for node_id in drawn.keys() | changes.nodes.keys():
-        if drawn[node_id] != sums.get(node_id, _NOTHING)[3]:
+        was = _ZERO if before is None else before
+        by = moved.get(node_id, _STILL)
+        if (
+            after.captured - was.captured != by.captured
+            or after.held - was.held != by.held
+            or after.granted_in - was.granted_in != by.granted_in
+            or after.granted_out - was.granted_out != by.granted_out
+        ):
+            refuse("books", f"node {node_id}", "its balances move by another amount than its entries")
+        if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:
+            refuse("books", f"node {node_id}", "a balance would be negative")
+        usage = by.usage if after.kind is NodeKind.TOKENS else 0
+        if by.captured - usage != by.holds_captured or by.held != by.holds_held:
+            refuse("books", f"node {node_id}", "its balances move by another amount than its holds")
+        if after.live - was.live != by.live:
             refuse(
-                "books",
-                f"node {node_id}",
-                f"{drawn[node_id]} are drawn by its children, and it has granted another amount",
+                "books", f"node {node_id}", f"live would be {after.live}, and the holds below it move it by {by.live}"
             )
+        if (after.seq, after.head) != ((by.seq, by.head) if by.seq else (was.seq, was.head)):
+            refuse("books", f"node {node_id}", "its head is not its last entry")
+        _check_node(changes, before, after)
+    for node_id, by in moved.items():
+        if by.granted_out != by.drawn:
+            refuse("books", f"node {node_id}", f"its children draw {by.drawn}, and it has granted {by.granted_out}")
+        if node_id not in changes.nodes and (by.holds_captured or by.holds_held or by.live or by.seq):
+            refuse("books", f"node {node_id}", "its holds or entries move it, and its row is not written")
 
 
-_NOTHING: Final = (0, 0, 0, 0, 0)
+class _Moved:
+    """By how much one node is moved: by its holds, by its entries, and by what its children draw."""
+
+    __slots__ = (
+        "captured", "drawn", "granted_in", "granted_out", "head", "held", "holds_captured", "holds_held", "live", "seq", "usage",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.captured = self.held = self.granted_in = self.granted_out = self.usage = 0
+        self.holds_captured = self.holds_held = self.live = self.drawn = self.seq = 0
+        self.head = ""
+
+
+_STILL: Final = _Moved()
+_ZERO: Final = Node("", None, NodeKind.SESSION, "", None, 0, 0)
 
 
 def _check_loaded(changes: Changes) -> None:
     change_set, loaded = changes.sent.change_set, changes.before
-    rows = [("node", node.id, node.id in loaded.nodes) for node in change_set.nodes]
-    rows += [("hold", hold.id, hold.id in loaded.holds) for hold in change_set.holds]
-    rows += [("mark", "/".join(key), key in loaded.marks) for key, _ in change_set.marks if key[0] in MONEY_MARKS]
-    for kind, name, is_loaded in rows:
-        if not is_loaded:
-            refuse("books", f"{kind} {name}", "it is written, and was neither loaded nor looked for")
-    if len({row[:2] for row in rows}) < len(rows):
+    missing = [f"node {node.id}" for node in change_set.nodes if node.id not in loaded.nodes]
+    missing += [f"hold {hold.id}" for hold in change_set.holds if hold.id not in loaded.holds]
+    missing += [
+        f"mark {key}" for key, _ in change_set.marks if key[0] in MONEY_MARKS and mark_name(key) not in loaded.marks
+    ]
+    if missing:
+        refuse("books", missing[0], "it is written, and was neither loaded nor looked for")
+    if len(changes.nodes) < len(change_set.nodes) or len({move.after.id for move in changes.moves}) < len(
+        changes.moves
+    ):
         refuse("books", "a row", "it is written twice")
 
 
-def _moved_by_holds(changes: Changes) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Return by how much the holds move what is held and captured in their nodes, and what is live there and above."""
-    held: dict[str, int] = {}
-    captured: dict[str, int] = {}
-    live: dict[str, int] = {}
-    for move in changes.moves:
-        node_id, by, taken = move.after.node_id, move.held(), move.captured()
-        captured[node_id] = captured.get(node_id, 0) + taken
-        held[node_id] = held.get(node_id, 0) + by
-        if by:
-            live[node_id] = live.get(node_id, 0) + by
-            for node in changes.path(node_id)[1:]:
-                if changes.lends(node.id):
-                    break
-                live[node.id] = live.get(node.id, 0) + by
-    return held, captured, live
-
-
-def _moved_by_entries(changes: Changes) -> tuple[dict[str, list[int]], dict[str, tuple[int, str]]]:
-    """Return the sums of the entries of each node (its balances, and usage without a hold), and its new head.
+def _moved(changes: Changes) -> dict[str, _Moved]:
+    """Return by how much each node is moved.
 
     Raises ``IllegalTransition`` for an entry that does not follow the one before it, or whose seal is not its own.
     """
-    sums: dict[str, list[int]] = {}
-    heads: dict[str, tuple[int, str]] = {}
+    found: dict[str, _Moved] = {}
+    for move in changes.moves:
+        node_id, held = move.after.node_id, move.held()
+        by = found.setdefault(node_id, _Moved())
+        by.holds_captured += move.captured()
+        by.holds_held += held
+        if held:
+            by.live += held
+            for node in changes.path(node_id)[1:]:
+                if changes.opened.keeps_idle and changes.lends(node.id):
+                    break
+                found.setdefault(node.id, _Moved()).live += held
+    clock_ms, now_ms = changes.now.clock_ms, changes.now.now_ms
     for entry in changes.sent.change_set.entries:
-        node_id = entry.node_id
-        if node_id not in heads:
-            row = changes.before.nodes.get(node_id)
-            heads[node_id] = (0, "") if row is None else (row.seq, row.head)
-            sums[node_id] = [0, 0, 0, 0, 0]
-        seq, head = heads[node_id]
-        fields = astuple(entry)
-        if (entry.seq, entry.previous) != (seq + 1, head) or entry.hash != entry_hash(fields[:-1]):
-            refuse("books", f"node {node_id}", f"entry {entry.seq} does not follow entry {seq}, or is not sealed")
-        if node_id not in changes.nodes or not changes.now.clock_ms <= entry.at_ms <= changes.now.now_ms:
-            refuse("books", f"node {node_id}", f"entry {entry.seq} is dated {entry.at_ms}, or its node is not written")
-        heads[node_id] = entry.seq, entry.hash
-        total = sums[node_id]
-        total[0] += entry.captured
-        total[1] += entry.held
-        total[2] += entry.granted_in
-        total[3] += entry.granted_out
+        by = found.setdefault(entry.node_id, _Moved())
+        if not by.seq:
+            row = changes.before.nodes.get(entry.node_id)
+            by.seq, by.head = (0, "") if row is None else (row.seq, row.head)
+        if entry.seq != by.seq + 1 or entry.previous != by.head or not entry.is_sealed:
+            refuse("books", f"node {entry.node_id}", f"entry {entry.seq} does not follow {by.seq}, or is not sealed")
+        if not clock_ms <= entry.at_ms <= now_ms:
+            refuse("books", f"node {entry.node_id}", f"entry {entry.seq} is dated {entry.at_ms}, and now is {now_ms}")
+        by.seq, by.head = entry.seq, entry.hash
+        by.captured += entry.captured
+        by.held += entry.held
+        by.granted_out += entry.granted_out
         if entry.hold_id is None and entry.captured > 0:
-            total[4] += entry.captured
-    return sums, heads
+            by.usage += entry.captured
+        if entry.granted_in:
+            by.granted_in += entry.granted_in
+            parent_id = changes.node(entry.node_id).parent_id or ""
+            found.setdefault(parent_id, _Moved()).drawn += entry.granted_in
+    return found
 
 
 def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
@@ -319,11 +314,9 @@ def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
     if before is None:
         _check_new(changes, after)
     else:
-        for name in NODE_FIXED:
-            if getattr(before, name) != getattr(after, name):
-                refuse("books", place, f"{name} was {getattr(before, name)!r} and would be {getattr(after, name)!r}")
-        if after.window != before.window:
-            refuse("books", place, "its window would change")
+        fixed = after.parent_id == before.parent_id and after.kind is before.kind and after.window == before.window
+        if not fixed or after.name != before.name or after.created_ms != before.created_ms:
+            refuse("books", place, "its parent, kind, name, time of creation or window would change")
         rises = before.limit is not None and (after.limit is None or after.limit > before.limit)
         if rises and (after.id, "limit") not in changes.commands:
             refuse("books", place, f"its limit would rise from {before.limit} to {after.limit}, and no owner says so")

@@ -68,16 +68,7 @@ def _signature(name: str, fields: Any) -> str:
 def _type_hash(structs: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], name: str) -> bytes:
     """Return ``keccak256(encodeType)``: the struct first, then the structs it refers to, sorted by name."""
     types = dict(structs)
-    referred = sorted(_referred(types, name) - {name})
-    return keccak("".join(_signature(part, types[part]) for part in (name, *referred)).encode())
-
-
-def _referred(types: Types, name: str) -> set[str]:
-    found = {name}
-    for _, kind in types[name]:
-        if kind in types:
-            found |= _referred(types, kind)
-    return found
+    return keccak("".join(_signature(part, types[part]) for part in (name, *sorted(types.keys() - {name}))).encode())
 
 
 def _hash_struct(types: Types, name: str, values: Mapping[str, Any]) -> bytes:

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel import proofs
+from x402guard.kernel.change_set import MarkKey, mark_name
 from x402guard.kernel.changes import Changes, Move, refuse
-from x402guard.kernel.proofs import (
-    AtHead,
-    Billed,
-    Cancelled,
-    Stated,
-    Unsent,
-    Unsigned,
-    UnusedPastDeadline,
-)
-from x402guard.kernel.proofs import (
-    Final as FinalBlock,
-)
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
 
 EXPOSED: Final[MarkKey] = ("exposed", "total")
@@ -43,11 +32,11 @@ def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
 
 def check_given_back(changes: Changes, move: Move) -> None:
     """Check the proof of a hold that counts less than before. Raises ``IllegalTransition``."""
-    hold, proof = move.after, move.proof
+    hold, proof = move.after, move.proof()
     if hold.intent is not None:
         _check_payment(changes, move)
         return
-    kinds = _BILLED if isinstance(proof, Billed) else _STATED if isinstance(proof, Stated) else ()
+    kinds = _BILLED if isinstance(proof, proofs.Billed) else _STATED if isinstance(proof, proofs.Stated) else ()
     if hold.kind not in kinds or move.before is None or move.before.state is not HoldState.HELD:
         refuse(_RULE, move.place, f"a {hold.kind} hold would count less by {_name(proof)}")
 
@@ -57,19 +46,19 @@ def _name(proof: object) -> str:
 
 
 def _check_payment(changes: Changes, move: Move) -> None:
-    hold, proof, before = move.after, move.proof, move.before
+    hold, proof, before = move.after, move.proof(), move.before
     ends_empty = hold.state in (HoldState.VOIDED, HoldState.EXPIRED) or not hold.captured
     match proof:
-        case Unsigned(hold_id):
+        case proofs.Unsigned(hold_id):
             free = hold_id == hold.id and hold.id in changes.now.unsigned and _is_first(before, hold)
-        case Unsent(hold_id):
+        case proofs.Unsent(hold_id):
             free = hold_id == hold.id and changes.now.given.get(hold.id) == 1 and _is_first(before, hold)
-        case Cancelled():
-            free = _is_of(hold, proof) and ends_empty and hold.state is not HoldState.EXPIRED
-        case UnusedPastDeadline(block_time=block_time):
-            free = _is_of(hold, proof) and ends_empty and _is_dead(changes, hold, block_time)
-        case AtHead():  # Final too
-            free = _is_of(hold, proof) and _takes(changes, hold, proof)
+        case proofs.Cancelled():
+            free = is_of(hold, proof) and ends_empty and hold.state is not HoldState.EXPIRED
+        case proofs.UnusedPastDeadline(block_time=block_time):
+            free = is_of(hold, proof) and ends_empty and _is_dead(changes, hold, block_time)
+        case proofs.AtHead():  # Final too
+            free = is_of(hold, proof) and _takes(changes, hold, proof)
         case None:
             free = _is_claimed(changes, hold)
         case _:
@@ -84,7 +73,8 @@ def _is_first(before: Hold | None, hold: Hold) -> bool:
     return before is not None and not before.presented and not hold.presented and hold.state is HoldState.VOIDED
 
 
-def _is_of(hold: Hold, proof: AtHead | Cancelled | UnusedPastDeadline) -> bool:
+def is_of(hold: Hold, proof: proofs.OfPayment) -> bool:
+    """True if a chain proof names this payment."""
     payment = hold.payment()
     return (proof.network, proof.token, proof.payer, proof.nonce) == (
         payment.network,
@@ -101,7 +91,7 @@ def _is_dead(changes: Changes, hold: Hold, block_time: int) -> bool:
     return payment.dead_at(block_time) and by_clock
 
 
-def _takes(changes: Changes, hold: Hold, proof: AtHead) -> bool:
+def _takes(changes: Changes, hold: Hold, proof: proofs.AtHead) -> bool:
     """True if the Transfer of a proof is this payment's, and its amount is what is captured."""
     payment = hold.payment()
     amount = -(-hold.amount * proof.amount_atomic // payment.amount_atomic)
@@ -114,7 +104,7 @@ def _takes(changes: Changes, hold: Hold, proof: AtHead) -> bool:
         and hold.proof == key[1]
         and mark is not None
         and mark["hold"] == hold.id
-        and hold.evidence is (Evidence.CHAIN if isinstance(proof, FinalBlock) else Evidence.CHAIN_HEAD)
+        and hold.evidence is (Evidence.CHAIN if isinstance(proof, proofs.Final) else Evidence.CHAIN_HEAD)
     )
 
 
@@ -140,52 +130,42 @@ def _exposed(hold: Hold | None) -> int:
 
 def check_exposed(changes: Changes) -> None:
     """Check that what blocks give back that are not final is counted, and stays within ``opened.most_exposed`` in sum."""
-    total, gives_back = 0, False
+    expected: dict[str, int] = {}
+    total, gives_back, known = 0, False, changes.before.marks
     for move in changes.moves:
         now = _exposed(move.after)
         if now != _exposed(move.before):
-            mark, was = changes.mark(exposed_mark(move.after.id)), changes.before.marks[exposed_mark(move.after.id)]
-            if mark is None or mark["nanos"] != now:
-                refuse(_RULE, move.place, f"{now} of it would be exposed to an undone block, and nothing counts that")
+            was = known.get(mark_name(exposed_mark(move.after.id)))
             total += now - (0 if was is None else int(was["nanos"]))
+            expected[move.after.id] = now
             gives_back = gives_back or (move.before is not None and move.after.counts < move.before.counts)
-    if total:
-        known, row = changes.before.marks.get(EXPOSED), changes.mark(EXPOSED)
-        sum_now = max(0, total + (0 if known is None else int(known["nanos"])))
-        if row is None or row["nanos"] != sum_now:
-            refuse(_RULE, f"mark {'/'.join(EXPOSED)}", f"it is not the sum, {sum_now}")
-        if gives_back and total > 0 and sum_now > changes.opened.most_exposed:
+    if expected:
+        row = known.get(mark_name(EXPOSED))
+        expected[EXPOSED[1]] = exposed = max(0, total + (0 if row is None else int(row["nanos"])))
+        if gives_back and total > 0 and exposed > changes.opened.most_exposed:
             most = changes.opened.most_exposed
-            refuse(_RULE, f"mark {'/'.join(EXPOSED)}", f"{sum_now} would be exposed to undone blocks, more than {most}")
+            refuse(_RULE, mark_name(EXPOSED), f"{exposed} would be exposed to undone blocks, more than {most}")
+    for key, nanos in expected.items():
+        mark = changes.mark(exposed_mark(key))
+        if mark is None or mark["nanos"] != nanos:
+            refuse(
+                _RULE, mark_name(exposed_mark(key)), f"{nanos} are exposed to undone blocks, and it does not say that"
+            )
+    for (kind, key), value in changes.sent.change_set.marks:
+        if kind == EXPOSED[0] and key not in expected and value != known[mark_name((kind, key))]:
+            refuse(_RULE, mark_name((kind, key)), "it is written, and no hold moves it")
 
 
 def check_marks(changes: Changes) -> None:
-    """Check the marks that decide about money: of a proof, of what is exposed, and of the wallet's address."""
+    """Check who is proven by what, and whose the wallet is.
+
+    One Transfer proves one hold: its mark changes hands as the proof of the first one changes. A free one may be taken.
+    """
     for (kind, key), value in changes.sent.change_set.marks:
-        if kind == "proof":
-            _check_proof_mark(changes, key, str(value["hold"]))
-        elif kind == "exposed" and key != EXPOSED[1]:
-            if not any(move.after.id == key for move in changes.moves):
-                refuse(_RULE, f"mark {kind}/{key}", "it is written, and its hold is not")
-        elif (kind, key) == EXPOSED:
-            known = changes.before.marks[EXPOSED]
-            if not changes.moves and known != value:
-                refuse(_RULE, f"mark {kind}/{key}", "it is written, and no hold is")
-        elif (kind, key) == ("wallet", "payer"):
-            known = changes.before.marks[kind, key]
-            if known is not None and known != value:
-                refuse(_RULE, f"mark {kind}/{key}", "a ledger belongs to one wallet for good")
-
-
-def _check_proof_mark(changes: Changes, key: str, owner: str) -> None:
-    """One Transfer proves one hold: its mark changes hands as the proof of the first one changes. A free one may be taken."""
-    known = changes.before.marks["proof", key]
-    before = "" if known is None else str(known["hold"])
-    if before in ("", owner):
-        return
-    released = any(
-        move.after.id == before and move.before is not None and move.before.proof == key and move.after.proof != key
-        for move in changes.moves
-    )
-    if not released:
-        refuse(_RULE, f"mark proof/{key}", f"it proves hold {before}, whose proof does not change")
+        known = changes.before.marks.get(mark_name((kind, key)))
+        if kind == "proof" and known is not None and known["hold"] not in ("", value["hold"]):
+            owner = next((move for move in changes.moves if move.after.id == known["hold"]), None)
+            if owner is None or owner.before is None or owner.before.proof != key or owner.after.proof == key:
+                refuse(_RULE, f"mark proof/{key}", f"it proves hold {known['hold']}, whose proof does not change")
+        elif (kind, key) == ("wallet", "payer") and known is not None and known != value:
+            refuse(_RULE, f"mark {kind}/{key}", "a ledger belongs to one wallet for good")

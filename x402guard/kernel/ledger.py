@@ -7,24 +7,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, Protocol, Self, final
+from typing import Any, Protocol, Self, final
 
 import coincurve
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, IllegalTransition, SignerError
-from x402guard.kernel.change_set import ChangeSet, Now, Opened, Scope
+from x402guard.kernel.change_set import ChangeSet, Now, Opened
 from x402guard.kernel.commit import check, check_worth
 from x402guard.kernel.evm import Address, checksum_address, keccak, normalise_signature
-from x402guard.kernel.load import Clock, Loaded, Rows, load
+from x402guard.kernel.load import Clock, Loaded, Rows
 from x402guard.kernel.proofs import Unsent, Unsigned
 from x402guard.kernel.released import Released
 from x402guard.kernel.rows import Hold, HoldState
 from x402guard.kernel.signer import KeySigner, Signable
+from x402guard.kernel.sound import Sound
 from x402guard.kernel.typed_data import typed_data
 
-Propose = Callable[[Loaded], ChangeSet]
-"""A pure decision over the rows that were loaded. It may be run again, on rows that were loaded again."""
+Propose = Callable[[Any], ChangeSet]
+"""A pure decision over what a store has loaded (``Loaded``). It may be run again, on rows that were loaded again."""
 
 
 class Signs(Protocol):
@@ -45,14 +46,15 @@ class Work:
         ended: the payments that the last run has ended.
     """
 
-    def __init__(self, ledger: Ledger, scope: Scope, propose: Propose, lost: frozenset[str]) -> None:
+    def __init__(self, ledger: Ledger, scope: Any, propose: Propose, lost: frozenset[str]) -> None:
         self._ledger, self._scope, self._propose, self._lost = ledger, scope, propose, lost
         self.ended: list[str] = []
 
     def __call__(self, rows: Rows) -> None:
         """Run it on the rows of a transaction. Raises what the decision raises, and ``IllegalTransition``."""
         ledger, released = self._ledger, self._ledger.released
-        loaded = load(rows, self._scope, ledger.clock())
+        loaded = rows.load(self._scope, ledger.clock())
+        ledger.sound.look(loaded.before, keeps_idle=loaded.keeps_idle)
         loaded.forget = released.forget
         change_set = self._propose(loaded)
         if not (change_set.nodes or change_set.holds or change_set.marks or change_set.entries):
@@ -79,17 +81,20 @@ class Ledger(ABC):
         opened: what the kernel is opened with.
         released: what the signer of this process was given.
         signable: what a signer reads its holds by: committed rows, of payments that may be signed.
+        sound: looks at rows as they are loaded.
     """
 
     opened: Opened
     released: Released
     signable: Signable
+    sound: Sound
     _given: Opened | None
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Make a store with a kernel of its own, whatever its ``__init__`` does."""
         self = super().__new__(cls)
         self.opened, self.released, self.signable = self._built_in(), Released(), _Signable(self)
+        self.sound = Sound()
         self._given = None
         return self
 
@@ -109,7 +114,7 @@ class Ledger(ABC):
         self.opened = self._given = opened
 
     @final
-    def commit(self, scope: Scope, propose: Propose, *, lost: frozenset[str] = frozenset()) -> None:
+    def commit(self, scope: Any, propose: Propose, *, lost: frozenset[str] = frozenset()) -> None:
         """Run *propose* on the rows of *scope* in one transaction, check what it proposes, and write that durably.
 
         Raises ``IllegalTransition`` for a change set that breaks a rule: nothing is written. Raises what *propose* raises,
@@ -122,14 +127,14 @@ class Ledger(ABC):
             self.released.ended(work.ended)
 
     @abstractmethod
-    def _in_transaction(self, scope: Scope, work: Work) -> None:
+    def _in_transaction(self, scope: Any, work: Work) -> None:
         """Open a transaction, run *work* on its rows (again on new rows, if it has to), and commit durably.
 
         If *work* raises, nothing is written.
         """
 
     @final
-    def _work(self, scope: Scope, propose: Propose, lost: frozenset[str] = frozenset()) -> Work:
+    def _work(self, scope: Any, propose: Propose, lost: frozenset[str] = frozenset()) -> Work:
         """Return what happens inside of one transaction."""
         return Work(self, scope, propose, lost)
 
@@ -152,21 +157,18 @@ class Ledger(ABC):
         Raises ``SignerError`` for a definite no, the kernel's own or the signer's. Any other exception means that a
         signature may exist somewhere: also ``ValueError``, for one that is not this payment's by the signer's address.
         """
-        times, is_fresh = self.released.times(hold.id)
         row = self.signable(hold.id)
         if row is None or row.intent is None:
             raise SignerError("the payment is not in the ledger, and only payments in it are signed")
-        if not isinstance(signer, KeySigner):
-            self.signable.give(row)
+        if isinstance(signer, KeySigner):
+            return signer.sign(hold)
+        was_fresh = self.signable.give(row)
         try:
-            raw = signer.sign(hold)
+            signature = normalise_signature(signer.sign(hold))
         except SignerError:
-            self.released.settle(hold.id, times, is_fresh=is_fresh)
+            self.released.refused(hold.id, was_fresh=was_fresh)
             raise
-        self.released.settle(hold.id, times + 1, is_fresh=False)
-        signature = normalise_signature(raw)
-        if not isinstance(signer, KeySigner):
-            _check_signature(signature, row, signer.address)
+        _check_signature(signature, row, signer.address)
         return signature
 
 
@@ -188,18 +190,15 @@ class _Signable:
                 raise SignerError(str(error)) from error
         return row
 
-    def give(self, row: Hold) -> None:
+    def give(self, row: Hold) -> bool:
         """See ``Signable.give``."""
-        self._ledger.released.give(row.id, is_first=not row.presented)
-
-
-_V: Final = 27
+        return self._ledger.released.give(row.id, is_first=not row.presented)
 
 
 def _check_signature(signature: bytes, hold: Hold, address: Address) -> None:
     """Raise ``ValueError`` unless *signature* is that of *address* over this payment: another machine has made it."""
     digest = typed_data(hold.payment()).digest()
-    compact = signature[:64] + bytes([signature[64] - _V])
+    compact = signature[:64] + bytes([signature[64] - 27])
     try:
         key = coincurve.PublicKey.from_signature_and_message(compact, digest, hasher=None)
     except Exception as error:

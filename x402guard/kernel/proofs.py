@@ -29,19 +29,23 @@ class Unsent(Struct, frozen=True, tag=True):
     hold_id: str
 
 
-class AtHead(Struct, frozen=True, tag=True):
-    """A block that is not final shows a payment settled. It gives back no more than ``opened.most_exposed`` in sum.
-
-    Attributes:
-        network, token, payer: of the payment. *nonce*: 64 hex digits, the hold's id.
-        payee, amount_atomic: what the Transfer moved, and to whom.
-        transaction, log_index: the Transfer; with the network it proves one hold, and no other.
-    """
+class OfPayment(Struct, frozen=True):
+    """What a chain shows of one payment: of its network, token and payer, and of its *nonce*, 64 hex digits, the hold's id."""
 
     network: str
     token: Address
     payer: Address
     nonce: str
+
+
+class AtHead(OfPayment, frozen=True, tag=True):
+    """A block that is not final shows a payment settled. It gives back no more than ``opened.most_exposed`` in sum.
+
+    Attributes:
+        payee, amount_atomic: what the Transfer moved, and to whom.
+        transaction, log_index: the Transfer; with the network it proves one hold, and no other.
+    """
+
     payee: Address
     amount_atomic: int
     transaction: str
@@ -52,33 +56,20 @@ class Final(AtHead, frozen=True, tag=True):
     """As ``AtHead``, in a block that cannot be undone."""
 
 
-class Cancelled(Struct, frozen=True, tag=True):
+class Cancelled(OfPayment, frozen=True, tag=True):
     """A final block shows that *transaction* has cancelled the nonce: nothing was taken, and nothing can be."""
 
-    network: str
-    token: Address
-    payer: Address
-    nonce: str
     transaction: str
 
 
-class UnusedPastDeadline(Struct, frozen=True, tag=True):
+class UnusedPastDeadline(OfPayment, frozen=True, tag=True):
     """A final block of ``block_time`` (unix seconds) shows the nonce unused, and can no longer take the payment."""
 
-    network: str
-    token: Address
-    payer: Address
-    nonce: str
     block_time: int
 
 
-class Undone(Struct, frozen=True, tag=True):
+class Undone(OfPayment, frozen=True, tag=True):
     """What a chain proof has ended is open again: the block that showed it was undone. It frees nothing."""
-
-    network: str
-    token: Address
-    payer: Address
-    nonce: str
 
 
 class Billed(Struct, frozen=True, tag=True):

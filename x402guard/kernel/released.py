@@ -35,8 +35,8 @@ class Released:
                 self._forgotten.discard(hold_id)
                 self._given.pop(hold_id, None)
 
-    def give(self, hold_id: str, *, is_first: bool) -> None:
-        """Note that the signer is given a payment.
+    def give(self, hold_id: str, *, is_first: bool) -> bool:
+        """Note that the signer is given a payment. Returns True if it had not been before.
 
         Raises ``SignerError`` for one that it was made to forget; and for one that would be signed for the *first* time,
         and that this process has not written.
@@ -46,27 +46,17 @@ class Released:
                 raise SignerError(f"hold {hold_id} was given back unsigned, so it is never signed")
             if is_first and hold_id not in self._fresh and hold_id not in self._given:
                 raise SignerError(f"hold {hold_id} was written by another process, which alone signs it first")
+            was_fresh = hold_id in self._fresh
             self._fresh.discard(hold_id)
             self._given[hold_id] = self._given.get(hold_id, 0) + 1
+            return was_fresh
 
-    def times(self, hold_id: str) -> tuple[int, bool]:
-        """Return how often the signer was given a payment, and whether it is new and was not."""
+    def refused(self, hold_id: str, *, was_fresh: bool) -> None:
+        """Note that a signer on another machine has answered with a no: nothing was signed."""
         with self._lock:
-            return self._given.get(hold_id, 0), hold_id in self._fresh
-
-    def settle(self, hold_id: str, times: int, *, is_fresh: bool) -> None:
-        """Note how often the signer was given a payment in the end: its typed no is an answer, and signs nothing."""
-        with self._lock:
-            if hold_id in self._forgotten:
-                return
-            if times:
-                self._given[hold_id] = times
-            else:
-                self._given.pop(hold_id, None)
-            if is_fresh:
+            self._given[hold_id] = self._given.get(hold_id, 1) - 1
+            if was_fresh:
                 self._fresh.add(hold_id)
-            else:
-                self._fresh.discard(hold_id)
 
     def forget(self, hold_id: str) -> Unsigned | None:
         """Take a payment from the signer, at once and for good. Returns None if it may have been signed."""

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.json import Decoder, Encoder
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
@@ -65,14 +65,6 @@ class Evidence(StrEnum):
     CLAIMED = "claimed"
     ESTIMATE = "estimate"
     ASSUMED = "assumed"
-
-    @property
-    def rank(self) -> int:
-        """0 for the best evidence; a larger number is weaker evidence."""
-        return _RANK[self]
-
-
-_RANK: Final = {evidence: rank for rank, evidence in enumerate(Evidence)}
 
 
 Per = Literal["day", "week", "month"]
@@ -200,19 +192,17 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class Delivery(StrEnum):
-    """Whether the answer that a payment bought was handed over to the caller."""
+    """Whether the answer that a payment bought was handed over to the caller.
+
+    ``open``: the request is in flight, or its answer is being read. ``lost``: no answer came, or one without success, or
+    its body broke. ``done``: the whole answer was handed over; also for a hold that is no payment. ``forgiven``: the owner,
+    or the caller with ``pay_again``, has closed the purchase, and the same request may sign a new payment.
+    """
 
     OPEN = "open"
-    """The request is in flight, or its answer is being read."""
-
     LOST = "lost"
-    """No answer came, or one without success, or its body broke."""
-
     DONE = "done"
-    """The whole answer was handed over; also for a hold that is no payment."""
-
     FORGIVEN = "forgiven"
-    """The owner, or the caller with ``pay_again``, has closed the purchase: the same request may sign a new payment."""
 
 
 class Hold(Struct, frozen=True, gc=False):
@@ -311,10 +301,10 @@ class Entry(Struct, frozen=True, gc=False):
     previous: str
     hash: str = ""
 
-    def sealed(self) -> Entry:
-        """Return the entry with its hash."""
-        covered = astuple(self)[:-1]
-        return replace(self, hash=entry_hash(covered))
+    @property
+    def is_sealed(self) -> bool:
+        """True if the hash is the entry's own."""
+        return self.hash == entry_hash(astuple(self)[:-1])
 
     def facts(self) -> Mapping[str, Any]:
         """Return ``data`` decoded. Raises ``ValueError`` if it is no JSON object."""

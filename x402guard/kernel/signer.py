@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hmac
 import threading
+from operator import attrgetter
 from typing import Any, Final, NoReturn, Protocol
 
 import coincurve
 from msgspec import Struct
 from msgspec.json import Decoder
-from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.kernel.evm import ORDER, Address, checksum_address, keccak, normalise_signature
-from x402guard.kernel.rows import NOTHING, Delivery, Hold, HoldState
+from x402guard.kernel.rows import HOLD_FIXED, Delivery, Hold, HoldState
 from x402guard.kernel.typed_data import PERMIT2, cancellation_data, typed_data
 
 
@@ -26,19 +26,14 @@ class Signable(Protocol):
     def __call__(self, hold_id: str) -> Hold | None:
         """Return a committed hold. Raises ``SignerError`` for a payment that may not be signed."""
 
-    def give(self, row: Hold) -> None:
-        """Note that a payment is signed. Raises ``SignerError`` for one that may not be signed, or not first here."""
+    def give(self, row: Hold) -> bool:
+        """Note that a payment is signed; True if it is new. Raises ``SignerError`` if it may not be signed here."""
 
 
 class AllowanceTerms(Struct, frozen=True):
-    """The terms of a transaction that sets Permit2's allowance of one token.
+    """The terms of a transaction (EIP-1559) that sets Permit2's allowance of one token, in its atomic units.
 
-    Attributes:
-        chain_id: of the network.
-        token: the token's contract.
-        amount_atomic: the allowance, in the token's atomic units.
-        account_nonce: the wallet's next transaction number.
-        gas, max_fee_wei, tip_wei: as in EIP-1559.
+    ``account_nonce`` is the wallet's next transaction number.
     """
 
     chain_id: int
@@ -172,22 +167,8 @@ def _with_length(raw: bytes, offset: int) -> bytes:
 _DECODED: Final = Decoder().decode
 
 
-def _as_authorized(hold: Hold) -> Hold:
-    """Return the hold without the fields that may change while its request is in flight."""
-    return replace(
-        hold,
-        checked_ms=0,
-        doubt=None,
-        claim=None,
-        chain_evidence=False,
-        state=HoldState.HELD,
-        captured=NOTHING,
-        evidence=None,
-        proof=None,
-        ended_by=None,
-        closed_ms=0,
-        delivery=Delivery.OPEN,
-    )
+_as_authorized: Final = attrgetter("id", *HOLD_FIXED, "flying_since_ms", "instance", "presented")
+"""What does not change of a hold while its request is in flight."""
 
 
 def _checked_digest(hold: Hold, address: Address) -> bytes:

@@ -15,9 +15,8 @@ from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.money import MAX_NANOS, Nanos
 from x402guard.kernel.proofs import Proof
 from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
-from x402guard.ledger.budgets import find_shortfall
+from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall
 from x402guard.ledger.events import Lapse
-from x402guard.ledger.stops import ALL_STARVED, OVER, STARVED, TASK_STARVED
 from x402guard.ledger.transitions import apply, begin
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars

@@ -18,9 +18,9 @@ from x402guard.frozen import read_struct, readable, replace
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Node, NodeState
 from x402guard.ledger.authorize import check_open
+from x402guard.ledger.budgets import OVER
 from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.stops import OVER
 from x402guard.ledger.view import LedgerView
 
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import is_transaction
 from x402guard.frozen import replace
-from x402guard.kernel import proofs
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
 from x402guard.kernel.given_back import CLOCK_S, EXPOSED, exposed_mark, proof_key
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.proofs import AtHead, ChainProof, Undone, UnusedPastDeadline
+from x402guard.kernel.proofs import ChainProof, Undone
 from x402guard.kernel.rows import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.events import Capture, Correct, Expire, Note, Reopen, Void
-from x402guard.ledger.transitions import apply, was_cancelled
+from x402guard.ledger.findings import Cancelled, Finding, Settled, Unreadable, Unused, Used
+from x402guard.ledger.transitions import apply, rank_of, was_cancelled
 from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
@@ -47,57 +46,6 @@ UNSHOWN_S: Final = 86_400
 
 CONTRADICTED: Final = "claim_contradicted"
 """The name of the journal event and notice if a receipt and the chain disagree."""
-
-
-class Settled(Struct, frozen=True):
-    """A transaction settled exactly this nonce: its own calldata and its one matching Transfer log show it.
-
-    Attributes:
-        amount_atomic: the amount moved, in the token's atomic units.
-        transaction, log_index: the Transfer log; with the network it is the proof of one hold, and of no other.
-        final: True if the block cannot be undone.
-        proof: what the kernel takes: the same, with the payment's own names.
-    """
-
-    amount_atomic: int
-    transaction: str
-    log_index: int
-    final: bool
-    proof: AtHead | None = None
-
-
-class Used(Struct, frozen=True):
-    """The nonce is used, but the transaction that shows the amount is unknown."""
-
-    final: bool
-
-
-class Cancelled(Struct, frozen=True):
-    """A cancellation in *transaction* used the nonce: nothing was moved, and nothing can be moved later."""
-
-    transaction: str
-    final: bool
-    proof: proofs.Cancelled | None = None
-
-
-class Unused(Struct, frozen=True):
-    """The nonce is unused as of a final block of ``block_time`` (unix seconds)."""
-
-    block_time: int
-    proof: UnusedPastDeadline | None = None
-
-
-class Unreadable(Struct, frozen=True):
-    """The chain could not be read; ``reason`` says why.
-
-    ``alone`` is True if only the questions about this payment failed and those about the chain itself were answered.
-    """
-
-    reason: str
-    alone: bool = False
-
-
-Finding = Settled | Used | Cancelled | Unused | Unreadable
 
 
 def proof_mark(network: str, finding: Settled) -> MarkKey:
@@ -494,7 +442,7 @@ def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None)
     if hold.evidence is Evidence.CHAIN and hold.proof is not None:
         # Already proven by a final block. Another final proof can only come if that block was undone.
         return evidence is Evidence.CHAIN and proof not in (None, hold.proof)
-    if evidence.rank > (hold.evidence or evidence).rank:
+    if rank_of(evidence) > rank_of(hold.evidence or evidence):
         return False
     return amount >= hold.captured or evidence is Evidence.CHAIN
 

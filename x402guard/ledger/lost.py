@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Lost, Proof
 from x402guard.kernel.rows import (
@@ -30,7 +30,7 @@ from x402guard.ledger.events import Capture, Correct, Note
 from x402guard.ledger.evidence import claim_settlement
 from x402guard.ledger.purchases import hand_over, lose, presentation_of, take_back
 from x402guard.ledger.transitions import apply, begin
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.ledger.view import Change, LedgerView, Scope
 
 RESTORED: Final = "a lost ledger"
 ARCHIVED: Final = "an archived call"

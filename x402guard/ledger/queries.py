@@ -11,10 +11,10 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.kernel.rows import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.kernel.windows import rolled
+from x402guard.ledger.budgets import OVER
 from x402guard.ledger.lost import Compared
 from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.sessions import PAYER_MARK
-from x402guard.ledger.stops import OVER
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import below
 from x402guard.money import nanos_to_decimal

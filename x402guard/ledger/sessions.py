@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Node, NodeKind, NodeState, Window
-from x402guard.kernel.windows import window_start_ms
+from x402guard.kernel.rows import WALLET, Node, NodeKind, NodeState, Per, Window
+from x402guard.kernel.windows import window_start_ms, zone_names
 from x402guard.ledger.budgets import balance_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 
 
@@ -335,3 +335,17 @@ def close_node(view: LedgerView, node_id: str, closing: Closing) -> Node:
     )
     balance_grants(view, node_id)
     return view.node(node_id)
+
+
+def check_window(per: object, tz: object) -> Window:
+    """Return a window. Raises ``ConfigError`` for an invalid period or a time zone unknown on this machine."""
+    period = next((known for known in get_args(Per) if known == per), None)
+    if period is None:
+        raise ConfigError(f"per: {per!r} is not one of 'day', 'week' and 'month'")
+    if not isinstance(tz, str):
+        raise ConfigError(f"tz: {tz!r} is not the name of a time zone; write a name such as 'UTC' or 'Europe/Berlin'")
+    if tz not in zone_names():
+        raise ConfigError(
+            f"tz: {tz!r:.80} is not a time zone that each machine knows; write a name such as 'UTC' or 'Europe/Berlin'"
+        )
+    return Window(period, tz)

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
-from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.change_set import Opened
 from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.kernel.signer import Signable
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.view import Change
+from x402guard.ledger.view import Change, Scope
 
 R = TypeVar("R")
 

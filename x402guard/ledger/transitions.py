@@ -26,6 +26,14 @@ from x402guard.money import format_dollars
 _HELD, _CAPTURED, _VOIDED, _EXPIRED = HoldState.HELD, HoldState.CAPTURED, HoldState.VOIDED, HoldState.EXPIRED
 
 
+_RANK: Final = {evidence: rank for rank, evidence in enumerate(Evidence)}
+
+
+def rank_of(evidence: Evidence) -> int:
+    """Return 0 for the best evidence; a larger number is weaker evidence."""
+    return _RANK[evidence]
+
+
 def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any], proof: Proof | None = None) -> Hold:
     """Write a new hold in state HELD. The function ``authorize`` has already decided that it fits.
 
@@ -175,7 +183,7 @@ def _correction_objection(hold: Hold, event: Correct) -> str | None:
     on_chain = event.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     if hold.state in (_EXPIRED, _VOIDED):
         return None if on_chain else f"it is {hold.state}; only chain evidence can correct it"
-    if hold.evidence is None or event.evidence.rank > hold.evidence.rank:
+    if hold.evidence is None or rank_of(event.evidence) > rank_of(hold.evidence):
         return f"the evidence {event.evidence} is weaker than {hold.evidence}, which it would replace"
     if event.evidence is hold.evidence and not on_chain:
         return f"the evidence {event.evidence} is not better than the present one"

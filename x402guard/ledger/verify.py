@@ -399,7 +399,7 @@ def _walk(
         said = journals.get(entry.node_id, UNREAD)
         if entry.seq != said.seq + 1 or entry.previous != said.head:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} does not follow entry {said.seq}")
-        if entry.sealed().hash != entry.hash:
+        if not entry.is_sealed:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} was changed after it was written")
         try:
             journals[entry.node_id] = said.then(entry)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 from msgspec.structs import replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.change_set import Before, ChangeSet, MarkKey, Step
-from x402guard.kernel.load import Loaded
+from x402guard.kernel.change_set import Before, ChangeSet, Mark, MarkKey, Step
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.proofs import ByOwner, Proof
+from x402guard.kernel.proofs import ByOwner, Proof, Unsigned
 from x402guard.kernel.rows import Entry, Hold, HoldState, Node, entry_hash, lends
 from x402guard.kernel.windows import rolled
 from x402guard.money import nanos_to_decimal
@@ -36,6 +35,89 @@ def _as_text(facts: Mapping[str, Any]) -> str:
             .encode("utf-8", "replace")
             .decode()
         )
+
+
+class Scope(Struct, frozen=True):
+    """The rows that a change may read. The store locks and loads these, and no others.
+
+    Attributes:
+        nodes: node ids; all their ancestors are included.
+        holds: hold ids; the node of each and its ancestors are included.
+        purchase: a purchase key; the holds of that key are included that are live or captured, and whose answer was not
+            handed over.
+        named: True if the purchase has a name of the caller's: the last hold of that key is included whose answer was
+            handed over.
+        marks: keys of marks.
+        out: (network, token): the sum of their payments is included that are live, and that no server has claimed.
+        sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
+            HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
+            block that is not final yet.
+        live_first: see ``sweep``; HELD ones first, because they take budget.
+        flight_ms: see ``sweep``.
+        durable: True if the change restrains (authorize, trip, a lower limit, an upward correction) and therefore must
+            survive a power cut; False if it only frees or notes.
+    """
+
+    nodes: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    purchase: str | None = None
+    named: bool = False
+    marks: tuple[MarkKey, ...] = ()
+    out: tuple[tuple[str, str], ...] = ()
+    sweep: int = 0
+    live_first: bool = False
+    flight_ms: int = 0
+    durable: bool = False
+
+
+class Loaded:
+    """The rows of a scope, and what a room may ask of them.
+
+    Attributes:
+        before: the rows, for the check. *marks*: all marks that were asked for, and exist.
+        clock_ms: the store's clock, in unix milliseconds. *ahead_ms*: how far the machine's clock is ahead of it.
+        now_ms: the store's clock, and never below the last time of a node that was loaded.
+        purchase, bought, due, sweep: ids of the holds that the scope asks for; see ``Scope``.
+        out: (network, token) → nano-dollars of its live payments that no server has claimed.
+        keeps_idle: True if sessions keep idle budget in this store.
+        forget: hold → ``Unsigned``, or None: see ``kernel.released``.
+    """
+
+    def __init__(self, before: Before, clock_ms: int, ahead_ms: int = 0) -> None:
+        self.before = before
+        self.marks: Mapping[MarkKey, Mark] = {}
+        self.clock_ms, self.ahead_ms = clock_ms, ahead_ms
+        self.now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
+        self.purchase: tuple[str, ...] = ()
+        self.bought: str | None = None
+        self.due: tuple[str, ...] = ()
+        self.sweep: tuple[str, ...] = ()
+        self.out: dict[tuple[str, str], int] = {}
+        self._busy: Callable[[], Iterable[Node]] | None = None
+        self.forget: Callable[[str], Unsigned | None] = _forgets_nothing
+
+    @property
+    def keeps_idle(self) -> bool:
+        """True if sessions keep idle budget in this store."""
+        return self._busy is not None
+
+    def busy(self) -> list[Node]:
+        """Load every node that keeps idle budget or holds something, and all above them. Returns those that are new."""
+        if self._busy is None:
+            return []
+        found = [node for node in self._busy() if node.id not in self.before.nodes]
+        for node in found:
+            self.before.nodes[node.id] = node
+            self.now_ms = max(self.now_ms, node.last_ms)
+        return found
+
+    def look_for_busy(self, find: Callable[[], Iterable[Node]] | None) -> None:
+        """Let ``busy`` load by *find*."""
+        self._busy = find
+
+
+def _forgets_nothing(hold_id: str) -> None:
+    del hold_id
 
 
 Severity = Literal["info", "warning", "critical"]
@@ -124,7 +206,7 @@ class LedgerView:
                 # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
                 self._nodes[node.id] = node if node.window is None else rolled(node, self.clock_ms)
         self._holds = {hold.id: hold for hold in loaded.before.holds.values() if hold is not None}
-        self._marks = {key: mark for key, mark in loaded.before.marks.items() if mark is not None}
+        self._marks = dict(loaded.marks)
         self.node: Callable[[str], Node] = self._nodes.__getitem__
         self.hold: Callable[[str], Hold | None] = self._holds.get
         self.mark: Callable[[MarkKey], Mapping[str, Any] | None] = self._marks.get
@@ -143,7 +225,9 @@ class LedgerView:
     @classmethod
     def of_marks(cls, now_ms: int, marks: Mapping[MarkKey, Mapping[str, Any]], *, ahead_ms: int = 0) -> LedgerView:
         """Return a view of some marks alone, at a time in unix milliseconds: for what only looks."""
-        return cls(Loaded(Before({}, {}, dict(marks)), now_ms, ahead_ms))
+        loaded = Loaded(Before({}, {}, {}), now_ms, ahead_ms)
+        loaded.marks = marks
+        return cls(loaded)
 
     def change_set(self, *, durable: bool) -> ChangeSet:
         """Return what the change proposes. *durable*: the scope that it ran in survives a power cut."""

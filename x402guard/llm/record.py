@@ -16,7 +16,6 @@ from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transac
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Purpose
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
@@ -24,7 +23,7 @@ from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.events import Capture
 from x402guard.ledger.token_budget import count_tokens, soft_mark
 from x402guard.ledger.transitions import apply, begin
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.ceiling import Rates
 from x402guard.llm.meter import Meter
 from x402guard.llm.reported import Statement, price_statement

@@ -11,15 +11,15 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import ChangeSet, Scope
+from x402guard.kernel.change_set import ChangeSet
 from x402guard.kernel.ledger import Work
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.tree import below, path, without_idle
-from x402guard.stores.clock import StoreClock
+from x402guard.ledger.view import Scope
 from x402guard.stores.memory_rows import MemoryRows
-from x402guard.stores.transacts import Transacts
+from x402guard.stores.transacts import StoreClock, Transacts
 
 _FORKED: Final = "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
 

@@ -7,8 +7,10 @@ from heapq import heappop, heappush
 from typing import Any
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
-from x402guard.kernel.load import lapses, least_checked
+from x402guard.kernel.load import Clock
 from x402guard.kernel.rows import Delivery, Evidence, Hold, HoldState, Node
+from x402guard.ledger.view import Loaded, Scope
+from x402guard.stores.transacts import lapses, least_checked, load
 
 _HELD, _CAPTURED = HoldState.HELD, HoldState.CAPTURED
 
@@ -27,6 +29,10 @@ class MemoryRows:
         self._bought: dict[str, Hold] = {}
         self._purchases: dict[str, dict[str, Hold]] = {}
         self.marks: dict[MarkKey, Mapping[str, Any]] = {}
+
+    def load(self, scope: Scope, clock: Clock) -> Loaded:
+        """See ``Rows``."""
+        return load(self, scope, clock)
 
     def add(self, change_set: ChangeSet) -> None:
         """See ``Rows``."""

@@ -27,12 +27,10 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import WALLET, Hold
 from x402guard.ledger.lost import ROLLED_BACK_MARK, count_again, enter_ends, trip_rolled_back
-from x402guard.ledger.view import Change, LedgerView, Notice
+from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
-from x402guard.stores.clock import StoreClock, system_steady_ms
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, lacking, may_change
@@ -55,7 +53,7 @@ from x402guard.stores.postgres_server import (
     unavailable,
     unsure,
 )
-from x402guard.stores.transacts import Proposal
+from x402guard.stores.transacts import Proposal, StoreClock, system_steady_ms
 
 R = TypeVar("R")
 

@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from x402guard.kernel.rows import Node
 from x402guard.ledger.tree import path, without_idle
-from x402guard.stores.clock import StoreClock
 from x402guard.stores.postgres_schema import BUSY, SCHEMA
 from x402guard.stores.postgres_server import Server, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
+from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 from typing_extensions import override
 
-from x402guard.kernel.change_set import ChangeSet, MarkKey, Scope
-from x402guard.kernel.load import DUE_AT_ONCE
+from x402guard.kernel.change_set import ChangeSet, MarkKey
 from x402guard.kernel.rows import Entry, Hold, HoldState, Node
+from x402guard.ledger.view import Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -27,6 +27,7 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
+from x402guard.stores.transacts import DUE_AT_ONCE
 
 _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode

@@ -12,10 +12,9 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.ledger import Work
+from x402guard.ledger.view import Scope
 from x402guard.stores.audit import audit_since
-from x402guard.stores.clock import StoreClock
 from x402guard.stores.file_errors import (
     foreign,
     gone,
@@ -29,6 +28,7 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import noted_generation, noted_move, was_used
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
+from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from msgspec.json import Decoder, Encoder
@@ -10,6 +12,7 @@ from msgspec.structs import asdict, astuple
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import (
     Claim,
@@ -24,8 +27,7 @@ from x402guard.kernel.rows import (
     NodeState,
     Purpose,
 )
-from x402guard.ledger.budget_window import check_window
-from x402guard.stores.intents import intent_text, read_intent
+from x402guard.ledger.sessions import check_window
 
 T = TypeVar("T")
 
@@ -202,3 +204,27 @@ def to_entry(record: Sequence[Any]) -> Entry:
         return Entry(node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, previous, own)
     except _WRONG as error:
         raise _unreadable("entry of node", record, error) from error
+
+
+_INTENT_DECODED: Final = Decoder().decode
+_INTENT_NAMES: Final = Intent.__struct_fields__
+_INTENT_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
+
+
+@lru_cache(maxsize=256)  # a row is written several times, always with the same intent
+def intent_text(intent: Intent) -> str:
+    """Return an intent as JSON. 256-bit numbers are written as text, because JSON readers lose their digits."""
+    values: dict[str, Any] = {name: getattr(intent, name) for name in _INTENT_NAMES}
+    values["amount_atomic"] = str(intent.amount_atomic)
+    values["nonce"] = f"0x{intent.nonce:064x}"
+    return _INTENT_ENCODED(values)
+
+
+def read_intent(text: str) -> Intent:
+    """Return the intent written by ``intent_text``. Raises ``ValueError`` or ``TypeError`` for anything else."""
+    values = _INTENT_DECODED(text)
+    if set(values) != set(_INTENT_NAMES):
+        raise ValueError("the fields of the stored payment differ from those that this version of x402guard writes")
+    values["amount_atomic"] = int(values["amount_atomic"])
+    values["nonce"] = int(values["nonce"], 16)
+    return Intent(**values)

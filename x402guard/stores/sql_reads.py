@@ -13,7 +13,6 @@ from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.store import GRANTS, STEPS
 from x402guard.ledger.tree import path
 from x402guard.stores.archive_file import ARCHIVED, read_archived, to_archived
-from x402guard.stores.clock import StoreClock
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
@@ -24,6 +23,7 @@ from x402guard.stores.rows import (
     to_node,
     unpacked,
 )
+from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
 

@@ -20,12 +20,11 @@ from msgspec import to_builtins
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold
 from x402guard.ledger.verify import Checked
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.stores.audit import QUIET_MARK, Query, Quiet, audit, audit_since, checked_mark
-from x402guard.stores.clock import StoreClock
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -47,6 +46,7 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.migrations import APPLICATION_ID, COUNTED_FROM, MIGRATIONS, MOVED, migrate
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
+from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
 

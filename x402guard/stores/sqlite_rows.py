@@ -10,8 +10,9 @@ from math import inf
 from typing import Any, Final
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
-from x402guard.kernel.load import lapses
+from x402guard.kernel.load import Clock
 from x402guard.kernel.rows import HOLD_FIXED, NODE_FIXED, Entry, Hold, HoldState, Node
+from x402guard.ledger.view import Loaded, Scope
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
@@ -26,6 +27,7 @@ from x402guard.stores.rows import (
     to_node,
 )
 from x402guard.stores.sql_reads import HOLDS, NODES, above, places
+from x402guard.stores.transacts import lapses, load
 
 _ROWS_AT_ONCE: Final = 32
 
@@ -120,6 +122,10 @@ class SqliteRows:
     def _forget_new(self) -> None:
         for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
             rows.clear()
+
+    def load(self, scope: Scope, clock: Clock) -> Loaded:
+        """See ``Rows``."""
+        return load(self, scope, clock)
 
     def add(self, change_set: ChangeSet) -> None:
         """See ``Rows``. They are kept for the changes behind this one and for the commit."""

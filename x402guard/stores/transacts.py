@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
 from x402guard.assets import TEST_NETWORKS, Asset, built_in
-from x402guard.kernel.change_set import ChangeSet, Opened, Scope, Token
+from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, MarkKey, Opened, Token, mark_name
 from x402guard.kernel.ledger import Ledger
-from x402guard.kernel.load import Loaded
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.kernel.load import Clock
+from x402guard.kernel.rows import Hold, HoldState, Node
+from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
-from x402guard.stores.clock import StoreClock
 
 R = TypeVar("R")
 
@@ -64,3 +66,141 @@ def _opened() -> Opened:
 def tokens_of(assets: tuple[Asset, ...]) -> dict[str, Token]:
     """Return assets as the kernel's table: what may be signed for, and what it is worth."""
     return {f"{each.network}/{each.contract}": Token(each.decimals, dollars_to_nanos(each.usd)) for each in assets}
+
+
+class StoreClock:
+    """A store's clock. It detects how far the wall clock has jumped ahead since the store was opened.
+
+    Args:
+        wall: returns unix milliseconds; default: this machine's clock.
+        steady: returns milliseconds from any start, of a clock that cannot be set and also counts while the machine
+            sleeps. Default: this machine's steady clock, or *wall* if that is given.
+    """
+
+    def __init__(self, wall: Callable[[], int] | None = None, steady: Callable[[], int] | None = None) -> None:
+        self._wall = wall or _system_clock_ms
+        self._steady = steady or (system_steady_ms if wall is None else wall)
+        self._began = (self._wall(), self._steady())
+
+    def __call__(self) -> int:
+        """Return the believed time in unix milliseconds: without a jump ahead of the wall clock."""
+        now_ms, _ = self.read()
+        return now_ms
+
+    def steady_ms(self) -> int:
+        """Return milliseconds of the steady clock."""
+        return self._steady()
+
+    def read(self) -> tuple[int, int]:
+        """Return (the believed time in unix milliseconds, how far the wall clock is ahead of it in milliseconds)."""
+        clock_ms, (wall_ms, steady_ms) = self._wall(), self._began
+        ahead_ms = max(0, clock_ms - wall_ms - (self._steady() - steady_ms))
+        return (clock_ms, 0) if ahead_ms <= _SLACK_MS else (clock_ms - ahead_ms, ahead_ms)
+
+
+def _system_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+_SLACK_MS: Final = 1_000
+_STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that also counts while the machine sleeps: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS."""
+
+
+def system_steady_ms() -> int:
+    """Return milliseconds of this machine's clock that cannot be set."""
+    return time.clock_gettime_ns(_STEADY) // 1_000_000
+
+
+DUE_AT_ONCE: Final = 100
+"""The maximum number of holds past their deadline that one transaction lapses."""
+
+
+class Reads(Protocol):
+    """What ``load`` asks a store within one transaction. Each call is a query, so few large calls are better than many."""
+
+    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
+        """Return the nodes that exist, and all their ancestors."""
+
+    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
+        """Return the holds that exist."""
+
+    def open_purchases(self, key: str) -> Iterable[Hold]:
+        """Return the HELD and CAPTURED holds of a purchase key whose answer was not handed over, oldest first."""
+
+    def live_payments(self, network: str, token: str) -> int:
+        """Return the nano-dollars of the HELD payments of a token that no server has claimed."""
+
+    def last_bought(self, key: str) -> Iterable[Hold]:
+        """Return the last HELD or CAPTURED hold of a purchase key whose answer was handed over, if there is one."""
+
+    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
+        """Return at most *most* HELD holds without chain evidence whose deadline is before *now_unix*."""
+
+    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
+        """Return at most *most* live and *most* captured payment holds whose outcome a chain may prove.
+
+        Those with the oldest check come first; see ``Scope.sweep``.
+        """
+
+    @property
+    def find_busy(self) -> Callable[[], Iterable[Node]] | None:
+        """What returns every node that keeps idle budget or holds something, and all above them; None where none may."""
+
+    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
+        """Return the marks that exist."""
+
+
+def load(rows: Reads, scope: Scope, clock: Clock) -> Loaded:
+    """Return the rows of a scope, their ancestors, due holds, and the marks of the holds' instances."""
+    now_ms, ahead_ms = clock.read()
+    found = {node.id: node for node in rows.get_nodes(scope.nodes)}
+    nodes: dict[str, Node | None] = {**dict.fromkeys(scope.nodes), **found}
+    named = list(rows.get_holds(scope.holds)) if scope.holds else []
+    purchase = list(rows.open_purchases(scope.purchase)) if scope.purchase else []
+    bought = list(rows.last_bought(scope.purchase)) if scope.purchase and scope.named else []
+    sweep = _swept(rows, scope, now_ms) if scope.sweep else []
+    due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if found else []
+    holds: dict[str, Hold | None] = dict.fromkeys(scope.holds)
+    keys: dict[MarkKey, None] = dict.fromkeys(scope.marks)
+    for hold in (*named, *purchase, *bought, *sweep, *due):
+        holds[hold.id] = hold
+        keys["instance", hold.instance] = None
+        if nodes.get(hold.node_id) is None:
+            nodes.update((node.id, node) for node in rows.get_nodes((hold.node_id,)))
+    if ahead_ms:
+        # Another process has written a later time: as far as that goes, it confirms the jump of this machine's clock.
+        last_ms = max((node.last_ms for node in nodes.values() if node is not None), default=0)
+        confirmed_ms = min(ahead_ms, max(0, last_ms - now_ms))
+        now_ms, ahead_ms = now_ms + confirmed_ms, ahead_ms - confirmed_ms
+    marks = rows.get_marks(keys) if keys else {}
+    money = {mark_name(key): _copied(marks.get(key)) for key in keys if key[0] in MONEY_MARKS}
+    loaded = Loaded(Before(nodes, holds, money, scope.purchase, scope.named), now_ms, ahead_ms)
+    loaded.marks = marks
+    loaded.purchase = tuple(hold.id for hold in purchase)
+    loaded.bought = bought[0].id if bought else None
+    loaded.due = tuple(hold.id for hold in due)
+    loaded.sweep = tuple(hold.id for hold in sweep)
+    loaded.out = {key: rows.live_payments(*key) for key in scope.out}
+    loaded.look_for_busy(rows.find_busy)
+    return loaded
+
+
+def _copied(mark: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if mark is None else dict(mark)
+
+
+def _swept(rows: Reads, scope: Scope, now_ms: int) -> list[Hold]:
+    live, captured = rows.sweepable(scope.sweep, now_ms - scope.flight_ms)
+    found = [*live, *captured]
+    return (found if scope.live_first else sorted(found, key=least_checked))[: scope.sweep]
+
+
+def least_checked(hold: Hold) -> tuple[int, int]:
+    """Return the key that sorts holds by their last check, oldest first."""
+    return hold.checked_ms, hold.created_ms
+
+
+def lapses(hold: Hold) -> bool:
+    """True for a live hold that ends at its own deadline, because no chain can prove its outcome."""
+    return not hold.chain_evidence and hold.state is HoldState.HELD

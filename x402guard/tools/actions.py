@@ -12,7 +12,6 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import HoldKind, NodeState
 from x402guard.ledger.actions import (
     Action,
@@ -26,7 +25,7 @@ from x402guard.ledger.actions import (
     move_action,
 )
 from x402guard.ledger.authorize import Refusal, check_open
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.steps import run_of
 
 _AT_ONCE: Final = 500

@@ -19,14 +19,13 @@ from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, 
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
 from x402guard.ledger.bills import STATED
 from x402guard.ledger.events import Capture
 from x402guard.ledger.transitions import apply
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, objection, verdict_facts, verdict_of

@@ -14,7 +14,6 @@ from x402guard.flow.effects import Flow, Interrupted, Transact, cause, transact,
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Hold, HoldState, Node
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.token_budget import (
@@ -30,7 +29,7 @@ from x402guard.ledger.token_budget import (
     soft_mark,
     tokens_left,
 )
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.checks import check_flag
 from x402guard.stores import open_store
 from x402guard.tools.counting import (

@@ -18,7 +18,6 @@ from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import context_of_a_thread, run
 from x402guard.flow.shell import LOG, Shell
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.actions import (
     OPEN_STATES,
     Action,
@@ -31,7 +30,7 @@ from x402guard.ledger.actions import (
     read_action,
 )
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import Change
+from x402guard.ledger.view import Change, Scope
 from x402guard.policy.steps import run_of
 from x402guard.tools.actions import commit_done
 

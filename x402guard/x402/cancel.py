@@ -7,11 +7,10 @@ from typing import Final
 
 from x402guard.errors import ConfigError, SignerError
 from x402guard.flow.shell import Shell
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.evm import MAX_UINT256, Address, normalise_signature
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import Hold, HoldState
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 
 
 @dataclass(frozen=True, slots=True)

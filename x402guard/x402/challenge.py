@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.assets import TEST_NETWORKS, AssetRegistry
-from x402guard.errors import CallTimeout
+from x402guard.errors import CallTimeout, NoAcceptableOffer
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
@@ -226,3 +226,16 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None
         return Refusal("permit2_allowance", reason, offer.amount_nanos)
     most = funds.balance if offer.method == "eip3009" else min(funds.balance, funds.permit2_allowance)
     return Nanos(offer.asset.value_nanos(most))
+
+
+def none_payable(payable: Payable) -> Refusal:
+    """Return the refusal of a single offer, or one refusal with the reasons of all offers."""
+    reasons = payable.refusals
+    first = reasons[0]
+    if len(reasons) == 1:
+        return first
+    listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
+    more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+    reason = f"none of {len(reasons)} offers may be paid: {listed}{more}"
+    words = "; ".join(r.words for r in reasons if r.words)
+    return Refusal("no_acceptable_offer", reason, error=NoAcceptableOffer, words=words)

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Delivery, Hold
 from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.guards import guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import run_of, step_of

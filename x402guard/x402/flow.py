@@ -16,7 +16,6 @@ from x402guard.errors import (
     AlreadyPaid,
     CallTimeout,
     LedgerUnavailable,
-    NoAcceptableOffer,
     PaidNotDelivered,
     PaymentRefused,
     SettlementUncertain,
@@ -52,7 +51,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
-from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
+from x402guard.x402.challenge import asks_to_sign_in, none_payable, read_challenge, screen
 from x402guard.x402.delivery import AnswerEnd, note_cut
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_marks
@@ -135,7 +134,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         raise (yield from refuse(impossible))
     payable = yield from screen(challenge, request, context)  # 4, 5
     if not payable.cases:
-        raise (yield from refuse(_none_payable(payable)))
+        raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
     try:
         header = yield from _sign(context, authorized)  # 7
@@ -488,16 +487,3 @@ def _timed_out(cut: CallTimeout, hold: Hold, uncertain: SettlementUncertain) -> 
     told = timed_out(cut, receipt_of(hold))
     told.retry, told.advice = "same_request", uncertain.advice
     return told
-
-
-def _none_payable(payable: Payable) -> Refusal:
-    """Return the refusal of a single offer, or one refusal with the reasons of all offers."""
-    reasons = payable.refusals
-    first = reasons[0]
-    if len(reasons) == 1:
-        return first
-    listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
-    more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-    reason = f"none of {len(reasons)} offers may be paid: {listed}{more}"
-    words = "; ".join(r.words for r in reasons if r.words)
-    return Refusal("no_acceptable_offer", reason, error=NoAcceptableOffer, words=words)

@@ -15,7 +15,7 @@ from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.commit import NAMED
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
@@ -32,7 +32,7 @@ from x402guard.ledger.purchases import (
     take_over,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.policy.approvals import (
     judge_unapproved,

@@ -20,7 +20,7 @@ from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
 from x402guard.kernel.given_back import proof_key
 from x402guard.kernel.intent import Intent
@@ -28,21 +28,14 @@ from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.events import Lapse
-from x402guard.ledger.evidence import (
-    Finding,
-    Unreadable,
-    explain,
-    fitting_payments,
-    make_provable,
-    proven_by,
-    unshown_payee,
-)
+from x402guard.ledger.evidence import explain, fitting_payments, make_provable, proven_by, unshown_payee
+from x402guard.ledger.findings import Finding, Unreadable
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.tree import below
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone

@@ -13,7 +13,6 @@ from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncerta
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Unsent
 from x402guard.kernel.rows import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
@@ -21,8 +20,6 @@ from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.events import Note, Void
 from x402guard.ledger.evidence import (
     CONTRADICTED,
-    Finding,
-    Unreadable,
     claim_settlement,
     named_transaction,
     note_checked,
@@ -31,11 +28,12 @@ from x402guard.ledger.evidence import (
     weigh,
     weigh_marks,
 )
+from x402guard.ledger.findings import Finding, Unreadable
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.purchases import in_doubt, lose, presentation_of
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.policy.approvals import give_unapproved_back, unapproved_mark
 from x402guard.policy.guards import give_step_back, guard_marks, note_end

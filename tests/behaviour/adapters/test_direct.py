@@ -48,7 +48,7 @@ from x402guard import (
     SessionTripped,
     SettlementUncertain,
 )
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")

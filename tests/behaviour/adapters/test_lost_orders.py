@@ -11,7 +11,7 @@ from tests.support.buyers import LOOKS, BySDK, BySDKAwaited, OverA2A, OverMCP, l
 from tests.support.chain import MockChain
 from tests.support.merchant import make_guard
 from x402guard import PaidNotDelivered, SettlementUncertain
-from x402guard.ledger.evidence import Settled, Unused
+from x402guard.ledger.findings import Settled, Unused
 
 CENT = Decimal("0.01")
 FINDINGS = {

@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.merchant import make_guard
 from x402guard import ApprovalDenied
@@ -11,6 +10,7 @@ from x402guard.flow.admission import hold_or_refuse
 from x402guard.flow.drivers import run
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import HoldKind
+from x402guard.ledger.view import Scope
 from x402guard.policy.judge import Unasked
 from x402guard.policy.verdicts import Subject, Verdict
 

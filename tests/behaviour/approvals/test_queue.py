@@ -6,7 +6,6 @@ from decimal import Decimal
 
 import anyio
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import processes
 from tests.support.ledger import Clock
@@ -14,6 +13,7 @@ from tests.support.merchant import make_guard
 from x402guard import Approvals, ConfigError, PaymentRefused, Policy, Rule
 from x402guard.guard.approvers import QueueApprover
 from x402guard.ledger.questions import approval_mark, give_answer, question_id
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 
 

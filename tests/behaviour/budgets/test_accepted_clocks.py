@@ -16,7 +16,8 @@ from x402guard.kernel.rows import WALLET, Evidence, Hold, NodeKind, Window
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.events import Capture, Lapse, Void
-from x402guard.ledger.evidence import Unused, weigh_marks
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Unused
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.verify import verify_windows
 from x402guard.stores import open_store

@@ -12,8 +12,8 @@ from tests.support.ledger import START_MS, Clock
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import BudgetExhausted, ConfigError, PolicyDenied, SessionClosed, SessionTripped, SettlementUncertain
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit
+from x402guard.ledger.view import Scope
 from x402guard.money import dollars_to_nanos
 from x402guard.stores import open_store
 

@@ -18,8 +18,8 @@ from x402guard import (
     SettlementUncertain,
     TokenBudget,
 )
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.owner import owner_mark, set_limit
+from x402guard.ledger.view import Scope
 from x402guard.money import dollars_to_nanos
 from x402guard.stores import open_store
 

@@ -145,7 +145,7 @@ def test_the_owner_accepts_the_clock(machine, use, monkeypatch):
     with machine.open() as guard:
         use(guard)
     machine.wall.tick(2 * DAY_S)
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", machine.wall)
     said = run("--ledger", machine.url)
     assert "this machine: " in said.output
     with pytest.raises(ConfigError, match="clock:"):
@@ -160,7 +160,7 @@ def test_the_owners_commands_do_not_take_a_wrong_clock_in(machine, monkeypatch):
     machine.wall.tick(30 * DAY_S)
     machine.reboots("boot-2")
     monkeypatch.setattr(Surroundings, "boot_id", lambda _: "boot-2")
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", machine.wall)
     for words in (["budget", "set", "wallet", "$20"], ["trip", "wallet"], ["trip", "s"]):
         said = CliRunner().invoke(app, [*words, "--ledger", machine.url])
         assert "ledger clock --accept" in str(said.exception)
@@ -190,7 +190,7 @@ def test_a_clock_that_was_taken_in_is_mended(machine, monkeypatch):
         with client(guard.session("s", budget="$1.00"), Shop()) as http:
             http.get(URL)
     guard.close()
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", machine.wall)
     said = run("--ledger", machine.url)
     assert "the ledger is ahead of this clock" in said.output
     assert datetime.fromtimestamp(machine.wall() / 1000, UTC).strftime("this machine: %Y-%m-%d") in said.output
@@ -218,7 +218,7 @@ def test_what_today_has_used_counts_after_a_clock_that_was_ahead_is_set_back(mac
         spend("$0.10")
     machine.wall.tick(-2 * DAY_S)
     machine.reboots("boot-2")
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", machine.wall)
     assert run("--accept", "--ledger", machine.url).exit_code == 0
     with machine.open() as guard:
         assert guard.budget("customer").spent == Decimal("0.60")
@@ -229,8 +229,8 @@ def test_a_clock_that_is_days_ahead_archives_nothing(machine, tmp_path, monkeypa
     with machine.open() as guard:
         spends(guard)
     machine.wall.tick(20 * DAY_S)
-    monkeypatch.setattr("x402guard.stores.clock._system_clock_ms", machine.wall)
-    monkeypatch.setattr("x402guard.stores.clock._steady_ms", machine.steady, raising=False)
+    monkeypatch.setattr("x402guard.stores.transacts._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.transacts._steady_ms", machine.steady, raising=False)
     done = CliRunner().invoke(
         app, ["ledger", "archive", "--before", "10d", "--to", str(tmp_path), "--ledger", machine.url]
     )

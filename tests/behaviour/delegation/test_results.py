@@ -4,12 +4,12 @@ from decimal import Decimal
 
 import pytest
 from rich.pretty import pretty_repr
-from x402guard.kernel.change_set import Scope
 
 from tests.support.delegations import SOON, asked, world
 from x402guard import ApprovalDenied, ConfigError, NeedsReview, Owner, Policy, SessionClosed, SessionTripped, TaskResult
 from x402guard.delegation.token import read_token
 from x402guard.ledger.owner import trip_node
+from x402guard.ledger.view import Scope
 
 
 def stop(session):

@@ -6,7 +6,6 @@ from decimal import Decimal
 
 import pytest
 from typer.testing import CliRunner
-from x402guard.kernel.change_set import Scope
 
 from tests.support.agent import Agent, owner_resets
 from tests.support.ledger import Clock
@@ -22,6 +21,7 @@ from x402guard import (
 )
 from x402guard.cli import app
 from x402guard.ledger.owner import reset_node
+from x402guard.ledger.view import Scope
 from x402guard.policy import Timeouts
 from x402guard.stores import open_store
 

@@ -4,7 +4,6 @@ from functools import partial
 from itertools import permutations
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.behaviour.reconciling.test_undecided import PAYER, START_MS, TOKEN, to_the_end
 from tests.support.command_line import typed
@@ -13,6 +12,7 @@ from x402guard import ConfigError, Owner, Policy, Session
 from x402guard.flow.ports import Transfers, WalletTransfers
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.lost import ROLLED_BACK_MARK, trip_rolled_back
+from x402guard.ledger.view import Scope
 from x402guard.x402.reconciliation import Reconciliation, reconcile_wallet, scan_mark
 
 SCOPE = Scope(nodes=(WALLET,), marks=(ROLLED_BACK_MARK,), durable=True)

@@ -15,11 +15,11 @@ from tests.support.merchant import URL, Shop, client
 from tests.support.processes import ROOT
 from x402guard import ConfigError, Owner
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.events import Correct
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.views.export import export
 
 

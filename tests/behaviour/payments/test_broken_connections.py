@@ -13,7 +13,7 @@ from x402guard import (
     PolicyDenied,
     SettlementUncertain,
 )
-from x402guard.ledger.evidence import Used
+from x402guard.ledger.findings import Used
 
 CENT = Decimal("0.01")
 

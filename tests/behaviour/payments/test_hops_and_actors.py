@@ -17,8 +17,9 @@ from tests.support.merchant import b64, make_guard, receipt
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard import Policy
 from x402guard.flow.drivers import run
-from x402guard.kernel.change_set import Scope
-from x402guard.ledger.evidence import Settled, weigh_marks
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.web.access import Access
 from x402guard.web.hops import Hops

@@ -6,12 +6,12 @@ from decimal import Decimal
 import anyio
 import httpx
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt
 from tests.support.refusals import events, fetch
 from x402guard import AlreadyPaid, PolicyDenied, SettlementUncertain
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.settlement import uncertain_of
 

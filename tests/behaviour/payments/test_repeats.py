@@ -12,7 +12,7 @@ from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import events, fetch
 from x402guard import Answer, ApprovalDenied, ConfigError, NeedsReview, Policy, PolicyDenied, SettlementUncertain
 from x402guard.flow.drivers import run
-from x402guard.ledger.evidence import Unused
+from x402guard.ledger.findings import Unused
 from x402guard.stores import open_store
 from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.settlement import ask_chain

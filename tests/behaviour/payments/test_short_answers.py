@@ -16,8 +16,8 @@ from tests.support.refusals import Chunks
 from x402guard import LedgerUnavailable, Policy, Rule, Timeouts
 from x402guard.flow.drivers import run
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Claim, Delivery, HoldState
+from x402guard.ledger.view import Scope
 from x402guard.policy.breakers import Breaker
 from x402guard.stores import open_store
 from x402guard.x402.flow import SHORT_BYTES

@@ -13,9 +13,10 @@ from tests.support.refusals import Chunks
 from x402guard import ConfigError, Policy, X402GuardError
 from x402guard.flow.drivers import run
 from x402guard.guard.owner import Owner
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Delivery
-from x402guard.ledger.evidence import Settled, Unused, Used, weigh_marks
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled, Unused, Used
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.settlement import sweep
 

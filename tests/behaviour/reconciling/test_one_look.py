@@ -24,10 +24,10 @@ from tests.support.merchant import (
 )
 from x402guard import Asset, IllegalTransition
 from x402guard.flow.ports import OutgoingTransfer, Transfers
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.events import Void
-from x402guard.ledger.evidence import Settled, Unreadable
+from x402guard.ledger.findings import Settled, Unreadable
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402 import settlement
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.chain import MockChain
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
-from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ledger.findings import Settled, Unused, Used
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
@@ -146,7 +146,7 @@ def test_a_payment_whose_transaction_is_named_is_asked_about_in_the_background(m
 
 
 def test_a_failure_that_names_a_transaction_stays_a_doubt_until_the_chain_has_it():
-    from x402guard.ledger.evidence import Unreadable
+    from x402guard.ledger.findings import Unreadable
 
     pending = b64(receipt(success=False, errorReason="settlement_pending"))
     shop = Shop(paid=lambda request, shop: httpx.Response(402, headers={"PAYMENT-RESPONSE": pending}))

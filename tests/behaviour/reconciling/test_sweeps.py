@@ -22,7 +22,7 @@ from x402guard import (
     Policy,
     SettlementUncertain,
 )
-from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ledger.findings import Settled, Unused, Used
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
@@ -46,7 +46,7 @@ def test_a_sweep_leaves_alone_what_is_still_under_way():
 
 
 def test_a_chain_out_of_reach_is_asked_once_a_sweep_and_not_by_every_refusal():
-    from x402guard.ledger.evidence import Unreadable
+    from x402guard.ledger.findings import Unreadable
 
     chain = MockChain(Unreadable("down"))
     shop = Shop(paid=httpx.ReadError("gone"))

@@ -12,8 +12,9 @@ from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import AskChain, Transact
 from x402guard.flow.ports import HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
-from x402guard.ledger.evidence import Settled, Used, note_unshown, weigh_marks
+from x402guard.ledger.evidence import note_unshown, weigh_marks
+from x402guard.ledger.findings import Settled, Used
+from x402guard.ledger.view import Scope
 from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
 
 TRANSFER = OutgoingTransfer("0x" + "ab" * 32, 1, PAYEE, 100_000, block=7)

@@ -6,7 +6,6 @@ from decimal import Decimal
 
 import anyio
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support import reversibles
 from tests.support.merchant import URL, Shop, client, make_guard
@@ -21,6 +20,7 @@ from x402guard import (
     reversible,
 )
 from x402guard.ledger.actions import action_mark, claim_undo
+from x402guard.ledger.view import Scope
 from x402guard.tools.undo import actions_of
 
 pytestmark = pytest.mark.usefixtures("_nothing_done")

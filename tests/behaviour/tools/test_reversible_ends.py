@@ -6,13 +6,13 @@ import threading
 
 import anyio
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.behaviour.tools.test_reversible import BOTH, states
 from tests.support import reversibles
 from tests.support.merchant import make_guard
 from tests.support.reversibles import DONE
 from x402guard import Owner, SessionClosed, SessionTripped
+from x402guard.ledger.view import Scope
 
 pytestmark = pytest.mark.usefixtures("_nothing_done")
 

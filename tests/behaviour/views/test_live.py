@@ -6,7 +6,6 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from x402guard.kernel.change_set import Scope
 
 from tests.support.command_line import typed
 from tests.support.delegations import world
@@ -15,6 +14,7 @@ from tests.support.scenes import SCRIPT, busy, refused
 from x402guard import Approvals, LedgerUnavailable, Owner, Policy
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.questions import approval_mark, give_answer
+from x402guard.ledger.view import Scope
 from x402guard.views.live import STATES, chosen, live_of
 from x402guard.views.live_page import SHOWN, Choice, live_page, sections
 from x402guard.views.screen import screen

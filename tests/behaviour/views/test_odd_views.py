@@ -10,12 +10,12 @@ from tests.support.command_line import typed
 from tests.support.merchant import Shop, client
 from tests.support.scenes import refused
 from x402guard import Owner, Policy
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.events import Correct
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.views.text import WIDTH, width_of
 from x402guard.views.words import json_text
 

@@ -8,7 +8,7 @@ from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, log
 from tests.support.ledger import PAYER
 from tests.unit.chain.test_reader_nodes import Logs, cancelled, in_block
 from tests.unit.chain.test_several_nodes import Answering, Provider, Stated, a_hold_of, reader_of
-from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
+from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 
 CEILING = 100_000
 ALIVE = NOW - 1_000

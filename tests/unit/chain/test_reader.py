@@ -11,7 +11,7 @@ from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, selector
 from x402guard.frozen import replace
 from x402guard.kernel.typed_data import PERMIT2
-from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
+from x402guard.ledger.findings import Cancelled, Settled, Unused, Used
 
 
 @pytest.mark.parametrize("kind", INTENTS)

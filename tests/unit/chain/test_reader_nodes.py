@@ -11,7 +11,7 @@ from x402guard.chain.logs import outgoing_logs
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
 from x402guard.kernel.typed_data import PERMIT2
-from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
+from x402guard.ledger.findings import Cancelled, Settled, Unused, Used
 
 USED = "0x" + keccak(b"AuthorizationUsed(address,bytes32)").hex()
 CANCELED = "0x" + keccak(b"AuthorizationCanceled(address,bytes32)").hex()

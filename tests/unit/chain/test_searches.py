@@ -10,7 +10,7 @@ from tests.support.chain_node import INTENTS, NOW, TOKEN, call_for, log
 from tests.unit.chain.test_reader_nodes import Logs, in_block
 from x402guard.chain.logs import CLOCKS_APART_S, block_at, head_of
 from x402guard.chain.reader import _read
-from x402guard.ledger.evidence import Settled, Used
+from x402guard.ledger.findings import Settled, Used
 
 
 class Times:

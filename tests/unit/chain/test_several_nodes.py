@@ -16,7 +16,7 @@ from x402guard.flow.ports import OutgoingTransfer
 from x402guard.frozen import replace
 from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import Claim
-from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
+from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 
 
 class Provider:

@@ -11,7 +11,7 @@ from x402guard.chain import rpc
 from x402guard.chain.logs import CANCELED, TRANSFER, USED
 from x402guard.chain.rpc import ChainUnreadable
 from x402guard.kernel.typed_data import PERMIT2
-from x402guard.ledger.evidence import Unreadable, Unused
+from x402guard.ledger.findings import Unreadable, Unused
 
 INTENT = INTENTS["exact permit2"]
 AFTER = INTENT.valid_until + 1

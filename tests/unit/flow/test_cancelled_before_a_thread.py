@@ -8,8 +8,8 @@ import pytest
 
 from x402guard.flow import drivers
 from x402guard.flow.effects import Transact
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.lost import LateEnd
+from x402guard.ledger.view import Scope
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

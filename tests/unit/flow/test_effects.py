@@ -4,7 +4,7 @@ import pytest
 
 from x402guard import LedgerUnavailable
 from x402guard.flow.effects import Interrupted, Transact, transact_anyway
-from x402guard.kernel.change_set import Scope
+from x402guard.ledger.view import Scope
 
 CTRL_C = KeyboardInterrupt()
 

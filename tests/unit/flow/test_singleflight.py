@@ -12,8 +12,7 @@ from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim
-from x402guard.ledger.evidence import Unused
-from x402guard.ledger.proven import proven
+from x402guard.ledger.findings import Unused, proven
 
 ONE, OTHER = a_hold("h1"), a_hold("h2")
 

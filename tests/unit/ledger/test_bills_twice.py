@@ -8,12 +8,12 @@ from tests.support.ledger import Clock, a_hold, usd
 from tests.support.merchant import make_guard
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.frozen import replace
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Evidence, HoldKind, HoldState
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.events import Lapse
 from x402guard.ledger.token_budget import Reservation, call_tokens, reserve_tokens
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.stores.memory import MemoryStore
 
 BILLS = {

@@ -5,19 +5,10 @@ import pytest
 from tests.support.ledger import START_MS, Books, an_id, an_intent, usd, weigh_proven
 from x402guard.frozen import replace
 from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
-from x402guard.ledger.budget_window import check_window
 from x402guard.ledger.events import Note
-from x402guard.ledger.evidence import (
-    EXPOSED,
-    Cancelled,
-    Settled,
-    Unused,
-    Used,
-    explain,
-    fitting_payments,
-    weigh_marks,
-)
-from x402guard.ledger.sessions import NodeRequest, open_node
+from x402guard.ledger.evidence import EXPOSED, explain, fitting_payments, weigh_marks
+from x402guard.ledger.findings import Cancelled, Settled, Unused, Used
+from x402guard.ledger.sessions import NodeRequest, check_window, open_node
 
 NOW = START_MS // 1000
 ONE, TWO, THREE = "0x" + "11" * 32, "0x" + "22" * 32, "0x" + "33" * 32

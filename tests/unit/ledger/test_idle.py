@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from tests.support.ledger import Books, a_transfer, an_id, usd
+from tests.support.ledger import Books, a_transfer, an_id, sealed, usd
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.authorize import Refusal
@@ -311,7 +311,7 @@ def test_a_history_of_a_session_that_was_written_anew_is_another_one_than_the_gr
     anew, previous = [], ""
     for entry in entries["s"]:
         data = entry.data.replace("payment", "tool") if entry.hold_id == an_id("h0") else entry.data
-        anew.append(replace(entry, data=data, previous=previous, hash="").sealed())
+        anew.append(sealed(replace(entry, data=data, previous=previous)))
         previous = anew[-1].hash
     entries["s"], nodes["s"] = anew, replace(nodes["s"], head=previous)
     grants = [entry.seq for entry in anew if entry.event == "grant"]

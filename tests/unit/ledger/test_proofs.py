@@ -4,17 +4,8 @@ import pytest
 
 from tests.support.ledger import START_MS, Books, an_id, an_intent, usd, weigh_proven
 from x402guard.kernel.rows import Claim, Evidence
-from x402guard.ledger.evidence import (
-    Cancelled,
-    Settled,
-    Unused,
-    Used,
-    claim_settlement,
-    fitting_payments,
-    receipt_mark,
-    unshown_payee,
-    weigh_marks,
-)
+from x402guard.ledger.evidence import claim_settlement, fitting_payments, receipt_mark, unshown_payee, weigh_marks
+from x402guard.ledger.findings import Cancelled, Settled, Unused, Used
 from x402guard.ledger.upto_sellers import ceiling_mark
 
 NOW = START_MS // 1000

@@ -9,7 +9,8 @@ from tests.support.ledger import Books, Clock, a_transfer, usd, weigh_proven
 from x402guard.frozen import replace
 from x402guard.kernel.rows import WALLET, Evidence, HoldKind, NodeKind, Window
 from x402guard.ledger.events import Capture, Correct, Lapse, Note
-from x402guard.ledger.evidence import Settled, Used, weigh_marks
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled, Used
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.verify import verify_windows
 

@@ -14,12 +14,11 @@ from x402guard.kernel import windows
 from x402guard.kernel.rows import WALLET, Evidence, HoldKind, Node, NodeKind, NodeState, Window
 from x402guard.kernel.windows import rolled, window_start_ms
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.budget_window import check_window
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.queries import nodes_of
-from x402guard.ledger.sessions import NodeRequest, open_node
+from x402guard.ledger.sessions import NodeRequest, check_window, open_node
 
 DAY = 86_400_000
 MIDNIGHT = START_MS // DAY * DAY + DAY  # UTC, after the Friday that START_MS is in: 2027-01-16

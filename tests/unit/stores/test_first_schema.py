@@ -9,10 +9,10 @@ import pytest
 from tests.support.ledger import START_MS, Clock, an_intent, usd
 from tests.support.merchant import PAYER, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import WALLET, Evidence
 from x402guard.ledger.events import Capture, Correct, Void
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 

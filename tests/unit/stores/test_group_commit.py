@@ -11,10 +11,10 @@ import pytest
 from tests.support.ledger import Books, usd
 from x402guard import LedgerUnavailable
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.change_set import Scope
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.events import Capture
+from x402guard.ledger.view import Scope
 from x402guard.stores import audit, open_store
 from x402guard.stores.group_commit import MOST_TOGETHER
 

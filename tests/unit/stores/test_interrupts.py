@@ -14,10 +14,9 @@ from x402guard import LedgerUnavailable
 from x402guard.flow import singleflight as asking_module
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
-from x402guard.kernel.change_set import Scope
-from x402guard.ledger.evidence import Unused
-from x402guard.ledger.proven import proven
+from x402guard.ledger.findings import Unused, proven
 from x402guard.ledger.sessions import ensure_wallet
+from x402guard.ledger.view import Scope
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
 from x402guard.stores import group_commit, sqlite

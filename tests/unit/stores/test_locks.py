@@ -11,7 +11,7 @@ from collections import deque
 import pytest
 
 from x402guard import LedgerUnavailable
-from x402guard.kernel.change_set import Scope
+from x402guard.ledger.view import Scope
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
 from x402guard.stores import group_commit, open_store, sqlite

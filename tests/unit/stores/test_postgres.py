@@ -15,9 +15,9 @@ from tests.support.ledger import Books, usd
 from tests.support.merchant import Shop, client, make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
-from x402guard.kernel.change_set import Scope
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import open_tokens, tokens_node
+from x402guard.ledger.view import Scope
 from x402guard.stores import ledger_exists, open_store
 from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
 from x402guard.stores.postgres_server import as_unavailable

@@ -13,7 +13,7 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.evm import parse_address
 from x402guard.kernel.evm import normalise_signature
 from x402guard.kernel.typed_data import typed_data
-from x402guard.stores.intents import intent_text, read_intent
+from x402guard.stores.rows import intent_text, read_intent
 from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.schemes import payment_header, scheme_for
 from x402guard.x402.schemes.scheme import Proposal

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from x402guard.kernel.change_set import MarkKey, Scope
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold, Node
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.stores.memory import MemoryStore
 
 R = TypeVar("R")

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.change_set import Opened, Scope
+from x402guard.kernel.change_set import Opened
 from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.kernel.signer import Signable
 from x402guard.ledger.store import LedgerReads, LedgerStore
-from x402guard.ledger.view import Change, LedgerView
+from x402guard.ledger.view import Change, LedgerView, Scope
 
 R = TypeVar("R")
 
