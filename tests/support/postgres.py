@@ -182,7 +182,7 @@ def empty_database():
         if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
             connection.execute(f"CREATE DATABASE {name}")
     with psycopg.connect(url(folder, name), autocommit=True) as connection:
-        if connection.execute("SELECT to_regclass('x402guard.ledger') IS NOT NULL").fetchone()[0]:
+        if connection.execute("SELECT to_regclass('x402guard.about') IS NOT NULL").fetchone()[0]:
             connection.execute(EMPTY)
     return url(folder, name)
 

@@ -95,9 +95,7 @@ def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
         named = claim.get("transaction", line.transaction)
         line.transaction = named if is_transaction(named) else ""  # a seller may write any text there
     if entry.event == "reopen":
-        # Entries of versions that wrote no "same" kept the time wherever a block had taken it again.
-        kept = facts.get("same", not facts.get("block_time"))
-        line.first, line.closed_ms = 0, line.closed_ms if kept else 0
+        line.first, line.closed_ms = 0, line.closed_ms if facts.get("same") else 0
         line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
     elif entry.event in _ENDS:
         line.ended, line.event = True, entry.event

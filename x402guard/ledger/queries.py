@@ -151,7 +151,7 @@ def ended_instances(store: LedgerReads) -> set[str]:
 
 
 _USUAL_LIFETIME_S: Final = 300
-"""Processes of earlier versions do not say how long their signatures live at most; this is the default."""
+"""How long a signature lives at most by default, where no process that is known says more."""
 
 
 def compared_of(ledger: LedgerReads) -> Compared:

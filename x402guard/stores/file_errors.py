@@ -60,6 +60,19 @@ def foreign(path: Path) -> LedgerUnavailable:
     )
 
 
+def unreleased(place: Path | str) -> LedgerUnavailable:
+    """Return the error for a ledger of a commit before the first release: its file, or the URL of its database."""
+    kept = "file" if isinstance(place, Path) else "database"
+    return LedgerUnavailable(
+        f"{place} has the ledger of an earlier x402guard, which was never released; this one does not read it",
+        advice=(
+            f"Nothing was paid. Keep that {kept}, and read it with the version that made it. Name another {kept} for a new "
+            "ledger: what was paid or is held in the earlier one does not count there."
+        ),
+        retry="after_change",
+    )
+
+
 def unfinished(path: Path) -> LedgerUnavailable:
     """Return the error for a file in which a ledger was begun, and in which there is none: the disk was full."""
     return LedgerUnavailable(

@@ -143,7 +143,7 @@ class FileTurn:
             self.note(Generation())
 
     def generation(self) -> Generation:
-        """Return the last generation that was noted here; the first one for a file of an earlier version."""
+        """Return the last generation that was noted here; the first one for a file that says none."""
         return _generation(os.pread(self._turn, _RECORD_BYTES, 0))
 
     def note(self, generation: Generation) -> None:

@@ -15,16 +15,16 @@ from x402guard.kernel.rows import WALLET
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
-from x402guard.stores.file_errors import foreign, gone, moved, of_another_version, older, unavailable, unsound
+from x402guard.stores.file_errors import gone, moved, of_another_version, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
-from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS, MOVED
 from x402guard.stores.postgres import PostgresStore
-from x402guard.stores.postgres_schema import SCHEMA
+from x402guard.stores.postgres_schema import ABOUT, SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
 from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node, unpacked
 from x402guard.stores.sql_reads import names
 from x402guard.stores.sqlite import moved_to
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest, not_a_ledger
 
 Target = psycopg.Connection[tuple[Any, ...]]
 
@@ -98,7 +98,8 @@ def _source(path: Path, turn: FileTurn) -> Iterator[sqlite3.Connection]:
     ):
         [owner] = source.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
-            raise foreign(path)
+            turn.remove_fresh()
+            raise not_a_ledger(source, path, owner)
         [version] = source.execute("PRAGMA user_version").fetchone()
         if version != MOVED and turn.moved_to:
             raise moved(path, turn.moved_to)  # this is an older copy
@@ -117,8 +118,8 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
         if moved_to(source) != url:
             raise moved(path, moved_to(source))
         return True
-    if version != len(MIGRATIONS):
-        raise of_another_version(path, version, len(MIGRATIONS))
+    if version != newest():
+        raise of_another_version(path, version, newest())
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
         raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")
     problems = audit(source.execute, archives=False)
@@ -148,7 +149,7 @@ def _is_copied(source: sqlite3.Connection, target: Target, url: str) -> bool:
 
 def _announce(target: Target) -> None:
     """Let the database refuse every guard until the copy is whole: an empty ledger would be a new budget."""
-    target.execute(f"UPDATE {SCHEMA}.ledger SET is_moving = true")
+    target.execute(f"UPDATE {ABOUT} SET is_moving = true")
     target.commit()
 
 
@@ -171,7 +172,7 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
     )
     if problems:
         raise LedgerUnavailable(f"the copy in {url} is inconsistent: {problems[0]}")
-    target.execute("UPDATE ledger SET is_moving = false")
+    target.execute("UPDATE about SET is_moving = false")
 
 
 def _close(source: sqlite3.Connection, turn: FileTurn, url: str) -> None:

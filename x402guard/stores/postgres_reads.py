@@ -11,7 +11,7 @@ from typing_extensions import override
 from x402guard.kernel.rows import Node
 from x402guard.ledger.tree import path, without_idle
 from x402guard.stores.postgres_schema import BUSY, SCHEMA
-from x402guard.stores.postgres_server import Server, unavailable
+from x402guard.stores.postgres_server import Server, is_there, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
 from x402guard.stores.transacts import StoreClock
@@ -91,5 +91,4 @@ def may_change(server: Server) -> bool:
 def has_ledger(url: str) -> bool:
     """Return whether the database has a ledger. Raises ``LedgerUnavailable`` if it cannot be asked."""
     with unavailable("cannot open the ledger", url), closing(Server(url, lambda _server: None)) as server:
-        [(table,)] = server.run(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
-    return bool(table)
+        return is_there(server, url)

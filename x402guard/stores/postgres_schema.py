@@ -1,4 +1,4 @@
-"""Defines the PostgreSQL schema as numbered migrations. Never change a released migration; add the next one.
+"""Defines the schema of a ledger in PostgreSQL, by which name it is one, and how it gets to a next version.
 
 Two functions do the work of a transaction, one round trip each: one loads the rows of some scopes, and one writes what
 the changes have made of them, if no row has changed meanwhile. Their names end in the schema's version. A library that is
@@ -16,6 +16,15 @@ from x402guard.stores.sql_reads import names
 SCHEMA: Final = "x402guard"
 """Every table and function is in this schema, and every transaction names it: no setting of a connection is trusted."""
 
+ABOUT: Final = f"{SCHEMA}.about"
+"""The table by which a ledger is one: it says the ledger's id and version.
+
+In ledgers of the commits before it is ``UNRELEASED``, with versions 1 to 4 of their own. With another name here, none of
+those versions is taken for one of these, and those commits refuse this ledger as well.
+"""
+
+UNRELEASED: Final = f"{SCHEMA}.ledger"
+
 CONFLICT: Final = "40001"
 ANOTHER_LEDGER: Final = "X4001"
 ROLLED_BACK: Final = "X4002"
@@ -32,9 +41,24 @@ SELECT pg_advisory_xact_lock({_TURNS}, stripe) FROM (
 """
 """Takes the turn for some rows: who has it is alone with them, and who writes one of them without it shares it meanwhile."""
 
+# A role could put a temporary table in the place of one of the catalog's, whose names are looked for there last of all.
+IS_OWNER: Final = """pg_catalog.pg_has_role(
+        current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'x402guard'), 'USAGE')"""
+_SAFELY: Final = "LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp"
+
+_REFUSES: Final = f"""
+CREATE FUNCTION x402guard.{{name}}() RETURNS trigger {_SAFELY} AS $$
+BEGIN
+    IF NOT {IS_OWNER} THEN
+        RAISE EXCEPTION 'only the owner of the ledger {{does}}' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END $$;
+"""
+
 _TABLES: Final = """
 CREATE SCHEMA x402guard;
-CREATE TABLE x402guard.ledger (
+CREATE TABLE x402guard.about (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
     one integer NOT NULL DEFAULT 1 UNIQUE CHECK (one = 1),
     version integer NOT NULL,
@@ -69,24 +93,12 @@ CREATE TABLE x402guard.nodes (
     warned bigint NOT NULL,
     trip_reason text,
     until_ms bigint,
-    wrote bigint NOT NULL,
     rowid bigint GENERATED ALWAYS AS IDENTITY,
     version bigint NOT NULL DEFAULT 1,
     rules bigint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 70);
 CREATE INDEX nodes_by_parent ON x402guard.nodes (parent_id);
 CREATE INDEX open_nodes ON x402guard.nodes (id) WHERE state = 'open';
-
-CREATE FUNCTION x402guard.refuse_limit() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'x402guard'), 'USAGE') THEN
-        RAISE EXCEPTION 'only the owner of the ledger raises a limit' USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    RETURN NEW;
-END $$;
-CREATE TRIGGER limits_are_raised_by_the_owner BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
-    WHEN (OLD.max_nanos IS NOT NULL AND (NEW.max_nanos IS NULL OR NEW.max_nanos > OLD.max_nanos))
-    EXECUTE FUNCTION x402guard.refuse_limit();
 
 CREATE TABLE x402guard.holds (
     id text COLLATE "C" PRIMARY KEY,
@@ -139,8 +151,24 @@ CREATE TABLE x402guard.entries (
     hash text NOT NULL,
     PRIMARY KEY (node_id, seq)
 );
+CREATE TABLE x402guard.archived (
+    node_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    file text NOT NULL,
+    digest text NOT NULL,
+    said text NOT NULL,
+    at_ms bigint NOT NULL,
+    PRIMARY KEY (node_id, seq)
+);
 CREATE FUNCTION x402guard.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'the journal is append-only'; END $$;
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        IF EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = OLD.node_id AND a.seq >= OLD.seq) THEN
+            RETURN OLD;
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'the journal is append-only';
+END $$;
 CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE ON x402guard.entries
     FOR EACH ROW EXECUTE FUNCTION x402guard.refuse_change();
 CREATE TRIGGER entries_are_never_truncated BEFORE TRUNCATE ON x402guard.entries
@@ -153,50 +181,14 @@ CREATE TABLE x402guard.marks (
     version bigint NOT NULL DEFAULT 1,
     PRIMARY KEY (kind, key)
 ) WITH (fillfactor = 70);
-INSERT INTO x402guard.ledger (version) VALUES (0);
+INSERT INTO x402guard.about (version) VALUES (0);
 """
 
-_ARCHIVED: Final = """
-CREATE TABLE x402guard.archived (
-    node_id text COLLATE "C" NOT NULL,
-    seq bigint NOT NULL,
-    file text NOT NULL,
-    digest text NOT NULL,
-    said text NOT NULL,
-    at_ms bigint NOT NULL,
-    PRIMARY KEY (node_id, seq)
-);
-GRANT SELECT ON x402guard.archived TO PUBLIC;
-CREATE OR REPLACE FUNCTION x402guard.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF TG_OP = 'DELETE' THEN
-        IF EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = OLD.node_id AND a.seq >= OLD.seq) THEN
-            RETURN OLD;
-        END IF;
-    END IF;
-    RAISE EXCEPTION 'the journal is append-only';
-END $$;
-"""
-
-_NO_TABLES: Final = ""
-
-# A role could put a temporary table in the place of one of the catalog's, whose names are looked for there last of all.
-IS_OWNER: Final = """pg_catalog.pg_has_role(
-        current_user, (SELECT n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'x402guard'), 'USAGE')"""
-_SAFELY: Final = "LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp"
-
-_REFUSES: Final = f"""
-CREATE OR REPLACE FUNCTION x402guard.{{name}}() RETURNS trigger {_SAFELY} AS $$
-BEGIN
-    IF NOT {IS_OWNER} THEN
-        RAISE EXCEPTION 'only the owner of the ledger {{does}}' USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    RETURN NEW;
-END $$;
-"""
-
-_PLACES: Final = f"""
+_RULES_OF_OWNER: Final = f"""
 {_REFUSES.format(name="refuse_limit", does="raises a limit")}
+CREATE TRIGGER limits_are_raised_by_the_owner BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
+    WHEN (OLD.max_nanos IS NOT NULL AND (NEW.max_nanos IS NULL OR NEW.max_nanos > OLD.max_nanos))
+    EXECUTE FUNCTION x402guard.refuse_limit();
 {_REFUSES.format(name="refuse_place", does="changes what a budget is")}
 CREATE TRIGGER a_budget_stays_what_it_is BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
     WHEN (OLD.id <> NEW.id OR OLD.parent_id IS DISTINCT FROM NEW.parent_id OR OLD.kind <> NEW.kind OR OLD.name <> NEW.name
@@ -224,13 +216,16 @@ CREATE TRIGGER a_budget_is_made_below_the_wallet AFTER INSERT ON x402guard.nodes
     FOR EACH ROW EXECUTE FUNCTION x402guard.refuse_root();
 """
 
-MIGRATIONS: Final = (_TABLES, _ARCHIVED, _NO_TABLES, _PLACES)
-"""Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version.
+TABLES: Final = _TABLES + _RULES_OF_OWNER
+"""Version 1. It stays as it is once it is released: what changes then is a step of ``MIGRATIONS``."""
 
-After the last one, ``FUNCTIONS`` are made anew. A change of theirs needs a migration, even if it is empty.
+MIGRATIONS: Final[tuple[str, ...]] = ()
+"""Step N takes a ledger from version N + 1 to N + 2; the table ``about`` says the version.
+
+After the last one, the ``functions`` are made anew. A change of theirs needs a step, even if it is empty.
 """
 
-VERSION: Final = len(MIGRATIONS)
+VERSION: Final = 1 + len(MIGRATIONS)
 
 BUSY: Final = """busy (id) AS (
     (SELECT id FROM x402guard.nodes
@@ -251,13 +246,13 @@ LOOKS_BY_INDEX: Final = "".join(f"SET LOCAL {name} = off; " for name in _OFF)
 
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""
-CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE {_BY_INDEX} AS $$
+CREATE FUNCTION x402guard.load_VERSION(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE {_BY_INDEX} AS $$
 DECLARE
     now_ms bigint := coalesce((ask ->> 'now_ms')::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
     moving boolean; hold_ids text[]; owners text[]; above text[]; parents text[];
     node_rows json; busy_rows json; hold_rows json; mark_rows json; sums json;
 BEGIN
-    SELECT l.is_moving INTO moving FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger;
+    SELECT a.is_moving INTO moving FROM x402guard.about AS a WHERE a.id = load_VERSION.ledger;
     IF moving IS NULL THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{ANOTHER_LEDGER}';
     ELSIF moving THEN
@@ -334,11 +329,11 @@ END $$;
 # Rows are locked in the order of their keys, so that no two writers wait for each other. A lock lasts as long as this one
 # statement and its commit: no other process waits while Python decides.
 _WRITE: Final = """
-CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void
+CREATE FUNCTION x402guard.write_VERSION(ledger uuid, durable boolean, given jsonb) RETURNS void
 LANGUAGE plpgsql {by_index} AS $$
 DECLARE moving boolean; moved text;
 BEGIN
-    SELECT l.is_moving INTO moving FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger;
+    SELECT a.is_moving INTO moving FROM x402guard.about AS a WHERE a.id = write_VERSION.ledger;
     IF moving IS NULL THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
     ELSIF moving THEN
@@ -425,7 +420,7 @@ END $$;
 # It waits for a write that is under way. After it has answered "no", the write it asks about can no longer be made: the
 # node of the fence, which that write has read, has another version.
 _IS_WRITTEN: Final = f"""
-CREATE FUNCTION x402guard.is_written_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql {_BY_INDEX} AS $$
+CREATE FUNCTION x402guard.is_written_VERSION(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql {_BY_INDEX} AS $$
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);  -- so that the answer comes when a replica has what it says
@@ -456,16 +451,9 @@ def _set(columns: Sequence[str]) -> str:
     return ", ".join(f'"{name}" = r."{name}"' for name in columns if name != "id")
 
 
-_OLDER: Final = "".join(
-    f"DROP FUNCTION IF EXISTS {SCHEMA}.load_{n}, {SCHEMA}.write_{n}, {SCHEMA}.is_written_{n};"
-    for n in range(1, VERSION)
-)
-
-FUNCTIONS: Final = (
-    _OLDER
-    + _LOAD
+_FUNCTIONS: Final = (
+    _LOAD
     + _WRITE.format(
-        version=VERSION,
         another=ANOTHER_LEDGER,
         by_index=_BY_INDEX,
         moving=MOVING,
@@ -483,4 +471,12 @@ FUNCTIONS: Final = (
     )
     + _IS_WRITTEN
 )
-"""What is said once after the migrations: the functions of this version, and those of no other."""
+
+
+def functions(version: int) -> str:
+    """Return what is said once after the steps: the functions of a version, and that there are those of no earlier one."""
+    dropped = "".join(
+        f"DROP FUNCTION IF EXISTS {SCHEMA}.load_{n}, {SCHEMA}.write_{n}, {SCHEMA}.is_written_{n};"
+        for n in range(1, version)
+    )
+    return dropped + _FUNCTIONS.replace("_VERSION", f"_{version}")

@@ -18,15 +18,19 @@ from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, Retry
-from x402guard.stores.file_errors import newer
+from x402guard.stores.file_errors import newer, unreleased
 from x402guard.stores.postgres_schema import (
+    ABOUT,
     ANOTHER_LEDGER,
-    FUNCTIONS,
     IS_OWNER,
     MIGRATIONS,
     MOVING,
     ROLLED_BACK,
     SCHEMA,
+    TABLES,
+    UNRELEASED,
+    VERSION,
+    functions,
 )
 from x402guard.stores.rows import UnreadableRecord
 
@@ -250,7 +254,7 @@ class Known:
 
     def check(self, server: Server) -> None:
         """Raise ``LedgerUnavailable`` if a new connection has led to another ledger."""
-        if self.id is not None and server.run(f"SELECT id::text FROM {SCHEMA}.ledger") != [(self.id,)]:
+        if self.id is not None and server.run(f"SELECT id::text FROM {ABOUT}") != [(self.id,)]:
             raise another(self._url)
 
 
@@ -338,7 +342,7 @@ def rolled_back(url: str) -> LedgerUnavailable:
 def too_old(url: str, version: int) -> LedgerUnavailable:
     """Return the error for a role that may not bring a ledger of an earlier *version* to this one."""
     return LedgerUnavailable(
-        f"{url} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; its owner brings it there",
+        f"{url} has ledger version {version}, and this installation reads version {VERSION}; its owner brings it there",
         advice="Nothing was paid. Start this version of x402guard once as the role that made the ledger: `x402guard verify`.",
         retry="after_change",
     )
@@ -379,17 +383,31 @@ A role that may not see what the others of the server do gets a row for each rep
 """
 
 
+_IS_THERE: Final = f"to_regclass('{ABOUT}') IS NOT NULL, to_regclass('{UNRELEASED}') IS NOT NULL"
+"""Whether there is a ledger, and whether there is one of before the first release."""
+
+
+def is_there(server: Server, url: str) -> bool:
+    """Return whether the database has a ledger. Raises ``LedgerUnavailable`` for one of before the first release."""
+    [(table, is_unreleased)] = server.run(f"SELECT {_IS_THERE}")
+    if is_unreleased and not table:
+        raise unreleased(url)
+    return bool(table)
+
+
 def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) -> Found:
     """Bring the schema to this version, once for all processes. Raises ``LedgerUnavailable``, and ``psycopg.Error``."""
-    [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
+    [(number, encoding, replicas, synchronous, has_schema, table, is_unreleased)] = server.run(
         "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
         f"{_REPLICAS}, current_setting('synchronous_standby_names'), "
-        f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
+        f"to_regnamespace('{SCHEMA}') IS NOT NULL, {_IS_THERE}"
     )
     if number < OLDEST_SERVER * 10_000:
         raise LedgerUnavailable(f"{url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer")
     if encoding != "UTF8":
         raise LedgerUnavailable(f"{url} stores text as {encoding}; a ledger's database has to be UTF8")
+    if is_unreleased and not table:
+        raise unreleased(url)
     if has_schema and not table:
         raise LedgerUnavailable(
             f"{url} has a schema {SCHEMA} that is no ledger; name another database",
@@ -397,15 +415,15 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
         )
     if not table and read_only:
         raise LedgerUnavailable(f"{url} has no ledger, and it is open to be read only")
-    version, is_owner = server.run(f"SELECT version, {IS_OWNER} FROM {SCHEMA}.ledger")[0] if table else (0, True)
-    if version > len(MIGRATIONS):
+    version, is_owner = server.run(f"SELECT version, {IS_OWNER} FROM {ABOUT}")[0] if table else (0, True)
+    if version > VERSION:
         raise newer(url, "written", version)
-    if version < len(MIGRATIONS):
+    if version < VERSION:
         if read_only or not is_owner:
             raise too_old(url, version)
         migrate(server)
     [(ledger, now_ms, is_moving)] = server.run(
-        f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {SCHEMA}.ledger"
+        f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {ABOUT}"
     )
     if is_moving and not while_moving:
         raise moving(url)
@@ -419,11 +437,11 @@ def migrate(server: Server) -> None:
     server.say(f"BEGIN; {ISOLATION}{settings()}{idle}{lock}")
     # to_regclass may answer from what the server's process remembers of the time before it waited.
     [(table,)] = server.say(
-        f"SELECT count(*) > 0 FROM pg_catalog.pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'ledger'"
+        f"SELECT count(*) > 0 FROM pg_catalog.pg_tables WHERE schemaname || '.' || tablename = '{ABOUT}'"
     )
-    version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
-    for number in range(version, len(MIGRATIONS)):
-        server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
-    if version < len(MIGRATIONS):
-        server.say(FUNCTIONS)
+    version = server.say(f"SELECT version FROM {ABOUT}")[0][0] if table else 0
+    for step in (TABLES, *MIGRATIONS)[version:]:
+        server.say(step)
+    if version < VERSION:
+        server.say(f"UPDATE {ABOUT} SET version = {VERSION}; {functions(VERSION)}")
     server.say("COMMIT")

@@ -16,7 +16,6 @@ from x402guard.kernel.ledger import Work
 from x402guard.ledger.view import Scope
 from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import (
-    foreign,
     gone,
     moved,
     of_another_version,
@@ -26,8 +25,8 @@ from x402guard.stores.file_errors import (
     unsound,
 )
 from x402guard.stores.file_lock import noted_generation, noted_move, was_used
-from x402guard.stores.migrations import APPLICATION_ID, MIGRATIONS
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
+from x402guard.stores.sqlite_schema import APPLICATION_ID, newest, not_a_ledger
 from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
@@ -100,14 +99,14 @@ class ReadOnlyStore(SqliteStore):
         if owner != APPLICATION_ID:
             [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if owner or tables:
-                raise foreign(self._path)
+                raise not_a_ledger(connection, self._path, owner)
             raise gone(self._path) if existed else unfinished(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
         if moved_to := noted_move(self._path):
             raise moved(self._path, moved_to)
-        if version != len(MIGRATIONS):
-            raise of_another_version(self._path, version, len(MIGRATIONS))
+        if version != newest():
+            raise of_another_version(self._path, version, newest())
         connection.execute("ROLLBACK")
 
     @override

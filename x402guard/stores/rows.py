@@ -56,7 +56,7 @@ def mark_text(value: Mapping[str, Any]) -> str:
 NODE_COLUMNS: Final = (
     "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
-    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "until_ms", "wrote",
+    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "until_ms",
 )  # fmt: skip
 _HOLD: Final = Hold.__struct_fields__
 HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
@@ -78,7 +78,6 @@ def node_record(node: Node) -> Record:
         None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
         int(node.finalized), _listed(node.soft), node.warned, node.trip_reason,
         node.until_ms,
-        node.seq,  # column ``wrote``: an older version does not set it, and a trigger refuses its write
     )  # fmt: skip
 
 
@@ -92,7 +91,7 @@ def to_node(record: Sequence[Any]) -> Node:
         (
             node_id, parent_id, kind, name, limit, created_ms, last_ms, captured, held, granted_out, granted_in, state,
             terminated_by, starved, openers, closed_ms, seq, head, live, window, since_ms, past, reserve, finalized,
-            soft, warned, trip_reason, until_ms, _wrote,
+            soft, warned, trip_reason, until_ms,
         ) = record  # fmt: skip
         return Node(
             node_id, parent_id, NodeKind(kind), name, None if limit is None else Nanos(limit), created_ms, last_ms,

@@ -29,7 +29,6 @@ from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
     changed,
-    foreign,
     gone,
     moved,
     newer,
@@ -43,9 +42,9 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.migrations import APPLICATION_ID, COUNTED_FROM, MIGRATIONS, MOVED, migrate
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger
 from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
@@ -185,7 +184,7 @@ class SqliteStore(SqlReads, GroupCommit):
         [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner != APPLICATION_ID and tables:
             self._turn.remove_fresh()
-            raise foreign(self._path)
+            raise not_a_ledger(self._writer, self._path, owner)
 
     def _migrate(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
@@ -194,17 +193,16 @@ class SqliteStore(SqlReads, GroupCommit):
         refuse_moved(self._writer, version, self._path)
         if self._turn.moved_to:
             raise moved(self._path, self._turn.moved_to)  # an older copy was put back
-        if version > len(MIGRATIONS):
+        if version > newest():
             raise newer(self._path, "written", version)
-        self._refuse_if_older(version)  # before it is changed: it may be a backup that was put back by mistake
-        if version < len(MIGRATIONS):
+        if version:
+            self._refuse_if_older()  # before it is changed: it may be a backup that was put back by mistake
+        if version < newest():
             migrate(self._writer, version)
         self._turn.note_used()
-        self._refuse_if_older(len(MIGRATIONS))
 
-    def _refuse_if_older(self, version: int) -> None:
-        here = self._generation().n if version >= COUNTED_FROM else 0
-        behind = self._turn.generation().n - here
+    def _refuse_if_older(self) -> None:
+        behind = self._turn.generation().n - self._generation().n
         if behind > 0 and not self._accepts_older:
             raise older(self._path, behind)
 
@@ -319,7 +317,7 @@ class SqliteStore(SqlReads, GroupCommit):
 
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
-        if version != len(MIGRATIONS):
+        if version != newest():
             refuse_moved(self._writer, version, self._path)
             refuse_another_version(self._writer, self._path)
 
@@ -400,9 +398,9 @@ def refuse_another_version(connection: sqlite3.Connection, path: Path) -> None:
     What was moved can still be looked at here.
     """
     [version] = connection.execute("PRAGMA user_version").fetchone()
-    if version in (len(MIGRATIONS), MOVED):
+    if version in (newest(), MOVED):
         return
-    if version < len(MIGRATIONS):
+    if version < newest():
         raise put_back(path, version)
     raise newer(path, "changed", version)
 

@@ -309,9 +309,7 @@ def test_a_transfer_without_a_nonce_is_explained_by_the_smallest_payment_that_fi
 
 
 def test_an_exact_payment_explains_its_amount_before_an_upto_of_that_ceiling():
-    unshown = {
-        "payee": {"holds": {"upto": "70000", "exact": "=70000"}}
-    }  # as versions before wrote it: one mark for all
+    unshown = {"payee": {"holds": {"upto": "70000", "exact": "=70000"}}}
     assert fitting_payments(unshown, 70_000) == [(("unshown", "payee"), "exact"), (("unshown", "payee"), "upto")]
 
 

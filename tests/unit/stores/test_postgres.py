@@ -18,8 +18,8 @@ from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.ledger.view import Scope
-from x402guard.stores import ledger_exists, open_store
-from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
+from x402guard.stores import ledger_exists, open_store, postgres_server
+from x402guard.stores.postgres_schema import TABLES, VERSION, functions
 from x402guard.stores.postgres_server import as_unavailable
 from x402guard.stores.rows import NODE_COLUMNS
 
@@ -151,7 +151,7 @@ def test_a_ledger_is_made_once_by_all_who_open_it_at_the_same_time(fresh):
     started = [processes.start(opens, url) for _ in range(6)]
     assert [each.communicate()[1] for each in started] == [""] * 6
     assert ledger_exists(url)
-    assert say("SELECT count(*), max(version) FROM x402guard.ledger").fetchone() == (1, VERSION)
+    assert say("SELECT count(*), max(version) FROM x402guard.about").fetchone() == (1, VERSION)
 
 
 def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
@@ -162,16 +162,56 @@ def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
         waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         while not opens.done() and say(waits).fetchone() == (0,):
             time.sleep(0.01)
-        other.execute(MIGRATIONS[0])
-        other.execute("UPDATE x402guard.ledger SET version = 1")  # as an older library has left it
-        other.execute("CREATE FUNCTION x402guard.load_1(uuid, jsonb) RETURNS text LANGUAGE sql AS $$ SELECT '' $$")
+        other.execute(f"{TABLES} UPDATE x402guard.about SET version = {VERSION}; {functions(VERSION)}")
         other.commit()
         opens.result()
-    functions = (
-        "SELECT count(*) FROM pg_proc WHERE proname LIKE 'load\\_%' AND pronamespace = 'x402guard'::regnamespace"
+    assert say("SELECT version FROM x402guard.about").fetchone() == (VERSION,)
+
+
+def test_a_ledger_is_taken_to_a_next_version_once_by_its_owner_with_the_functions_of_that_one(fresh, monkeypatch):
+    url, say = fresh
+    books = Books(url)
+    books.hold("h", "$0.01")
+    before = books.store.entries("s")
+    monkeypatch.setattr(postgres_server, "MIGRATIONS", ("CREATE TABLE x402guard.next (n integer);",))
+    monkeypatch.setattr(postgres_server, "VERSION", VERSION + 1)
+    with ThreadPoolExecutor() as pool:
+        stores = list(pool.map(lambda _: open_store(url), range(3)))
+    for store in stores:
+        assert (store.entries("s"), store.audit()) == (before, [])
+        store.close()
+    assert say("SELECT version, to_regclass('x402guard.next') IS NOT NULL FROM x402guard.about").fetchone() == (
+        VERSION + 1,
+        True,
     )
-    assert say(functions).fetchone() == (1,)
-    assert say("SELECT version FROM x402guard.ledger").fetchone() == (VERSION,)
+    made = (
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'x402guard'::regnamespace AND proname ~ '_[0-9]+$' ORDER BY 1"
+    )
+    assert [name for [name] in say(made)] == [f"{name}_{VERSION + 1}" for name in ("is_written", "load", "write")]
+    monkeypatch.undo()
+    with pytest.raises(LedgerUnavailable, match=f"load_{VERSION}") as caught:  # by who has had it open
+        books.hold("h2", "$0.01")
+    assert "Update this installation" in caught.value.advice
+    books.close()
+    with pytest.raises(LedgerUnavailable, match=f"was written by a newer x402guard \\(ledger version {VERSION + 1}\\)"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("command", ["verify", "report s", "sessions", "budget set wallet 5"])
+def test_a_ledger_of_before_the_first_release_is_refused_in_words_and_left_as_it_is(fresh, command, tmp_path):
+    url, say = fresh
+    say("CREATE SCHEMA x402guard; CREATE TABLE x402guard.ledger (version integer)")
+    done = typed(*command.split(), "--ledger", url, cwd=tmp_path)
+    said, advice = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said == (
+        f"x402guard: {url} has the ledger of an earlier x402guard, which was never released; this one does not read it"
+    )
+    assert "Keep that database, and read it with the version that made it. Name another database" in advice
+    doctor = typed("doctor", "--ledger", url, cwd=tmp_path)
+    [found] = [line for line in doctor.stdout.splitlines() if "which was never released" in line]
+    assert (doctor.returncode, found.startswith("PROBLEM  ledger")) == (1, True)
+    assert say("SELECT count(*) FROM pg_tables WHERE schemaname = 'x402guard'").fetchone() == (1,)
 
 
 def test_a_schema_of_another_program_is_left_alone(fresh):
@@ -180,22 +220,6 @@ def test_a_schema_of_another_program_is_left_alone(fresh):
     with pytest.raises(LedgerUnavailable, match="a schema x402guard that is no ledger"):
         open_store(url)
     assert say("SELECT count(*) FROM pg_tables WHERE schemaname = 'x402guard'").fetchone() == (1,)
-
-
-def test_a_newer_ledger_refuses_this_library(fresh):
-    url, say = fresh
-    books = Books(url)
-    say(f"ALTER FUNCTION x402guard.load_{VERSION} RENAME TO load_{VERSION + 1}")
-    with pytest.raises(LedgerUnavailable, match=f"load_{VERSION}") as caught:
-        books.hold("h", "$0.01")
-    assert "Update this installation" in caught.value.advice
-    books.close()
-    say("UPDATE x402guard.ledger SET version = version + 1")
-    with pytest.raises(
-        LedgerUnavailable,
-        match=f"was written by a newer x402guard \\(ledger version {VERSION + 1}\\)",
-    ):
-        open_store(url)
 
 
 def test_a_ledger_that_was_replaced_while_it_was_open_is_refused(fresh):
@@ -275,7 +299,7 @@ def test_who_may_not_bring_a_ledger_to_this_version_is_told_who_does(fresh, read
     url, say = fresh
     Books(url).close()
     say("DROP ROLE IF EXISTS agents; CREATE ROLE agents LOGIN; GRANT USAGE ON SCHEMA x402guard TO agents")
-    say("GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO agents; UPDATE x402guard.ledger SET version = version - 1")
+    say("GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO agents; UPDATE x402guard.about SET version = version - 1")
     try:
         with pytest.raises(
             LedgerUnavailable, match=f"has ledger version {VERSION - 1}, .* its owner brings it"

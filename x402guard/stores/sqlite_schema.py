@@ -1,0 +1,160 @@
+"""Defines the schema of a ledger's file, by which number a file is one, and how it gets to a next version."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from x402guard.errors import LedgerUnavailable
+from x402guard.stores.file_errors import foreign, unreleased
+
+APPLICATION_ID: Final = 0x78346C67
+"""The letters "x4lg" in a file's header. Ledgers of the commits before have "x402", and versions 1 to 8 of their own.
+
+With another number here, none of those versions is taken for one of these.
+"""
+
+_UNRELEASED_ID: Final = 0x78343032
+_UNRELEASED_TABLES: Final = frozenset({"nodes", "holds", "entries", "marks"})
+
+SCHEMA: Final = """
+CREATE TABLE nodes (
+    id TEXT PRIMARY KEY,
+    parent_id TEXT REFERENCES nodes (id),
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    max_nanos INTEGER,
+    created_ms INTEGER NOT NULL,
+    last_ms INTEGER NOT NULL,
+    captured INTEGER NOT NULL CHECK (captured >= 0),
+    held INTEGER NOT NULL CHECK (held >= 0),
+    granted_out INTEGER NOT NULL CHECK (granted_out >= 0),
+    granted_in INTEGER NOT NULL CHECK (granted_in >= 0),
+    state TEXT NOT NULL,
+    terminated_by TEXT,
+    starved INTEGER NOT NULL,
+    openers TEXT NOT NULL,
+    closed_ms INTEGER,
+    seq INTEGER NOT NULL,
+    head TEXT NOT NULL,
+    live INTEGER NOT NULL CHECK (live >= 0),
+    window TEXT,
+    since_ms INTEGER NOT NULL,
+    past INTEGER NOT NULL,
+    reserve INTEGER NOT NULL,
+    finalized INTEGER NOT NULL,
+    soft TEXT NOT NULL,
+    warned INTEGER NOT NULL,
+    trip_reason TEXT,
+    until_ms INTEGER
+) STRICT;
+CREATE INDEX nodes_by_parent ON nodes (parent_id);
+
+CREATE TABLE holds (
+    id TEXT PRIMARY KEY,
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    kind TEXT NOT NULL,
+    amount INTEGER NOT NULL CHECK (amount > 0),
+    created_ms INTEGER NOT NULL,
+    deadline_unix INTEGER NOT NULL,
+    flying_since_ms INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    chain_evidence INTEGER NOT NULL,
+    purchase_key TEXT,
+    intent TEXT,
+    state TEXT NOT NULL,
+    captured INTEGER NOT NULL CHECK (captured >= 0),
+    evidence TEXT,
+    doubt TEXT,
+    claim TEXT,
+    proof TEXT,
+    ended_by TEXT,
+    checked_ms INTEGER NOT NULL,
+    presented INTEGER NOT NULL,
+    closed_ms INTEGER NOT NULL,
+    delivery TEXT NOT NULL
+) STRICT;
+CREATE INDEX live_by_deadline ON holds (chain_evidence, deadline_unix) WHERE state = 'held';
+CREATE INDEX by_purchase ON holds (purchase_key, delivery, created_ms) WHERE purchase_key IS NOT NULL;
+CREATE INDEX unproven ON holds (state = 'captured', checked_ms, created_ms)
+    WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head'));
+CREATE INDEX payments_by_deadline ON holds (deadline_unix) WHERE intent IS NOT NULL;
+CREATE INDEX payments_on_word ON holds (created_ms) WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain';
+
+CREATE TABLE archived (
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    seq INTEGER NOT NULL,
+    file TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    said TEXT NOT NULL,
+    at_ms INTEGER NOT NULL,
+    PRIMARY KEY (node_id, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE entries (
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    seq INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    hold_id ANY,
+    captured INTEGER NOT NULL,
+    held INTEGER NOT NULL,
+    granted_in INTEGER NOT NULL,
+    granted_out INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    previous ANY NOT NULL,
+    hash ANY NOT NULL,
+    PRIMARY KEY (node_id, seq)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= OLD.seq)
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+
+CREATE TABLE marks (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (kind, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE generation (n INTEGER NOT NULL, spent INTEGER NOT NULL) STRICT;
+INSERT INTO generation VALUES (0, 0);
+CREATE TRIGGER what_the_wallet_has_spent_never_falls AFTER UPDATE ON nodes WHEN NEW.id = 'wallet'
+BEGIN UPDATE generation SET spent = spent + max(0,
+    NEW.captured + NEW.held + NEW.granted_out - NEW.live - OLD.captured - OLD.held - OLD.granted_out + OLD.live);
+END;
+"""
+"""Version 1. It stays as it is once it is released: what changes then is a step of ``MIGRATIONS``."""
+
+MIGRATIONS: Final[tuple[str, ...]] = ()
+"""Step N takes a ledger from version N + 1 to N + 2, in SQL. The version is SQLite's ``user_version``."""
+
+MOVED: Final = 1_000_000
+"""The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
+
+
+def newest() -> int:
+    """Return the version that this library reads and writes."""
+    return 1 + len(MIGRATIONS)
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Take a ledger from *version* to the newest one, wholly or not at all; a file of version 0 is to become one."""
+    steps = "".join((SCHEMA, *MIGRATIONS)[version:])
+    stamps = f"PRAGMA user_version = {newest()}; PRAGMA application_id = {APPLICATION_ID};"
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE; {steps} {stamps} COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def not_a_ledger(connection: sqlite3.Connection, path: Path, application_id: int) -> LedgerUnavailable:
+    """Return the error for a file with another *application_id*: another program's, or one from before the first release."""
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    is_unreleased = application_id == _UNRELEASED_ID or (application_id == 0 and tables >= _UNRELEASED_TABLES)
+    return unreleased(path) if is_unreleased else foreign(path)
