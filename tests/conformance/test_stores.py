@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.support.ledger import a_hold, an_intent, sealed, usd
+from tests.support.ledger import a_hold, a_transfer, an_id, an_intent, usd
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
@@ -15,11 +15,12 @@ from x402guard.ledger.transitions import apply
 
 
 def test_a_hold_comes_back_as_it_was_written(make_books):
-    books = make_books()
-    intent = an_intent(2**255 + 7, amount=2**40, scheme="upto", method="permit2")
-    hold = replace(a_hold("h", "$0.10", intent=intent), purchase_key="key", claim=Claim(usd("$0.05"), "0x1"))
-    written = books.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("h",))
-    assert books.store.hold("h") == written == hold
+    books = make_books(session="$2000000.00")
+    hold_id = f"{2**255 + 7:064x}"
+    intent = an_intent(amount=2**40, scheme="upto", method="permit2")
+    hold = a_hold(hold_id, "$1099511.627776", intent=intent, purchase_key="key", claim=Claim(usd("$0.05"), "0x1"))
+    written = books.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=(hold_id,), purchase="key")
+    assert books.store.hold(hold_id) == written == hold
     assert list(books.store.outstanding()) == [hold]
     assert books.store.hold("another") is None
 
@@ -36,7 +37,7 @@ def test_an_exception_in_a_change_writes_nothing(make_books):
     with pytest.raises(RuntimeError, match="half-way"):
         books.change(change, nodes=("s",), holds=("h",))
     assert (books.balances(), list(books.store.entries("wallet"))) == before
-    assert books.store.hold("h") is None
+    assert books.stored("h") is None
     assert books.store.marks("origin", "") == {}
 
 
@@ -54,8 +55,8 @@ def test_every_entry_hashes_the_one_before_it_and_the_sums_are_the_balances(make
     books = make_books(wallet="$5.00")
     books.open("s/c", "$0.50", parent="s")
     for number in range(6):
-        books.hold(f"h{number}", "$0.05", "s/c" if number % 2 else "s")
-    books.step("h0", Capture(usd("$0.02"), Evidence.CLAIMED))
+        books.hold(f"h{number}", "$0.05", "s/c" if number % 2 else "s", scheme="upto")
+    books.step("h0", Capture(usd("$0.02"), Evidence.CHAIN, a_transfer()))
     books.step("h1", Void("not signed"))
     books.step("h2", Note(doubt="no answer"))
     journals: dict[str, list[Entry]] = {}
@@ -66,7 +67,7 @@ def test_every_entry_hashes_the_one_before_it_and_the_sums_are_the_balances(make
         previous = ""
         for number, entry in enumerate(journal, 1):
             assert (entry.seq, entry.previous) == (number, previous)
-            assert sealed(entry) == entry
+            assert replace(entry, hash="").sealed() == entry
             previous = entry.hash
         node = books.row(node_id)
         assert (node.seq, node.head) == (len(journal), previous)
@@ -79,7 +80,7 @@ def test_a_changed_entry_no_longer_fits_its_hash(make_books):
     books.hold("h", "$0.10")
     entry = books.store.entries("s")[-1]
     forged = replace(entry, held=entry.held - 1)
-    assert sealed(forged).hash != entry.hash
+    assert replace(forged, hash="").sealed().hash != entry.hash
 
 
 def test_entries_are_those_of_a_node_and_all_below_it(make_books):
@@ -101,14 +102,14 @@ def test_whatever_decides_ends_what_is_past_its_deadline_in_any_budget(make_book
     books.hold("tool", "$0.10", "s", kind=HoldKind.TOOL)
     books.clock.tick(61)
     books.change(lapse_due, nodes=("s",))
-    states = {name: books.store.hold(name).state for name in ("on-s", "on-child", "on-chain", "tool")}
+    states = {name: books.stored(name).state for name in ("on-s", "on-child", "on-chain", "tool")}
     assert states == {
         "on-s": HoldState.CAPTURED,
         "tool": HoldState.CAPTURED,
         "on-child": HoldState.CAPTURED,  # also what no later call of the same session will touch
         "on-chain": HoldState.HELD,
     }
-    assert books.store.hold("on-child").evidence is Evidence.ASSUMED
+    assert books.stored("on-child").evidence is Evidence.ASSUMED
     assert books.node("s").captured + books.node("s/c").captured == usd("$0.30")
 
 
@@ -123,8 +124,8 @@ def test_a_sweep_sees_what_a_chain_can_settle_longest_unchecked_first(make_books
         view.put_hold(replace(view.hold("a"), checked_ms=view.now_ms))
 
     books.change(check, holds=("a",))
-    assert books.change(lambda view: view.sweep, sweep=10) == ("b", "c", "a")
-    assert books.change(lambda view: view.sweep, sweep=2) == ("b", "c")
+    assert books.change(lambda view: view.sweep, sweep=10) == tuple(map(an_id, "bca"))
+    assert books.change(lambda view: view.sweep, sweep=2) == tuple(map(an_id, "bc"))
 
 
 def test_no_number_of_live_holds_keeps_a_claim_from_a_sweep(make_books):
@@ -142,9 +143,9 @@ def test_no_number_of_live_holds_keeps_a_claim_from_a_sweep(make_books):
             view.put_hold(replace(view.hold(hold_id), checked_ms=view.now_ms))
         return view.sweep
 
-    assert "claimed" not in books.change(look, sweep=16, live_first=True)
+    assert an_id("claimed") not in books.change(look, sweep=16, live_first=True)
     books.clock.tick(10)
-    assert "claimed" in books.change(look, sweep=16)
+    assert an_id("claimed") in books.change(look, sweep=16)
     assert len(asked) == 21
 
 
@@ -153,14 +154,14 @@ def test_a_purchase_finds_its_holds_without_a_delivery_oldest_first(make_books):
     for name in ("first", "second", "voided", "taken", "delivered"):
         now_ms = books.clock.now_ms
         hold = replace(a_hold(name, "$0.01", now_ms=now_ms), purchase_key="k", delivery=Delivery.OPEN)
-        books.change(lambda view, h=hold: authorize(view, h, {}), nodes=("s",), holds=(name,))
+        books.change(lambda view, h=hold: authorize(view, h, {}), nodes=("s",), holds=(name,), purchase="k")
         books.clock.tick(1)
     books.step("voided", Void("not signed"))
     for name in ("taken", "delivered"):
         books.step(name, Capture(usd("$0.01"), Evidence.CHAIN_HEAD))
-    books.change(lambda view: hand_over(view, ("delivered", 0)), holds=("delivered",))
-    assert books.change(lambda view: view.purchase, purchase="k") == ("first", "second", "taken")
-    assert [books.store.hold(name).delivery for name in ("taken", "delivered")] == [Delivery.OPEN, Delivery.DONE]
+    books.change(lambda view: hand_over(view, (an_id("delivered"), 0)), holds=("delivered",))
+    assert books.change(lambda view: view.purchase, purchase="k") == tuple(map(an_id, ("first", "second", "taken")))
+    assert [books.stored(name).delivery for name in ("taken", "delivered")] == [Delivery.OPEN, Delivery.DONE]
     assert books.change(lambda view: view.purchase, purchase="other") == ()
 
 
@@ -198,8 +199,8 @@ def test_a_path_is_a_budget_and_all_above_it_as_they_stand_among_all(make_books)
     books = make_books(wallet="$9.00")
     for node, parent in (("b", "wallet"), ("t", "b"), ("t/u", "t"), ("other", "b")):
         books.open(node, "$2.00", parent)
-        books.hold(f"of-{node}", "$0.10", node)
-    books.step("of-t/u", Capture(usd("$0.04"), Evidence.CLAIMED))
+        books.hold(f"of-{node}", "$0.10", node, scheme="upto")
+    books.step("of-t/u", Capture(usd("$0.04"), Evidence.CHAIN, a_transfer()))
     among_all = {node.id: node for node in books.store.nodes()}
     assert books.store.path("t/u") == [among_all[each] for each in ("t/u", "t", "b", "wallet")]
     assert (among_all["b"].live, among_all["wallet"].live) == (usd("$0.30"), usd("$0.30"))

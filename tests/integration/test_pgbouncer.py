@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.ledger import Books, usd
+from tests.support.ledger import Books, an_id, usd
 from tests.support.postgres_way import PORT
 from x402guard import LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
@@ -89,13 +89,13 @@ def test_its_answer_for_a_lost_server_is_no_answer(url, straight, way):
     books, direct = Books(url, wallet="$5.00"), open_store(straight)
     way.plan = "after"
     assert not isinstance(books.hold("h1", CENT), Refusal)
-    assert (way.cuts, direct.hold("h1").amount) == (1, usd(CENT))
+    assert (way.cuts, direct.hold(an_id("h1")).amount) == (1, usd(CENT))
     way.plan = "late"
     with pytest.raises(LedgerUnavailable):
         books.hold("h2", CENT)
     way.deliver()
     time.sleep(0.2)
-    assert direct.hold("h2") is None
+    assert direct.hold(an_id("h2")) is None
     assert direct.audit() == []
     direct.close()
     books.close()

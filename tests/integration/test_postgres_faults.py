@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.support import postgres, processes
-from tests.support.ledger import Books, a_hold, usd
+from tests.support.ledger import Books, a_hold, an_id, usd
 from tests.support.merchant import Shop, client, make_guard
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
@@ -23,6 +23,7 @@ from x402guard.stores import open_store
 from x402guard.stores.group_commit import Request
 from x402guard.stores.postgres_schema import VERSION
 from x402guard.stores.postgres_server import Server
+from x402guard.stores.transacts import Proposal
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -42,15 +43,15 @@ def test_a_write_that_never_arrives_is_an_error_and_nothing_is_held(books, way, 
     with pytest.raises(LedgerUnavailable) as caught:
         books.hold("h", CENT)
     assert (caught.value.retry, way.cuts) == ("later", 1)
-    assert straight.hold("h") is None
-    assert books.hold("h", CENT).id == "h", "the next one goes over a new connection"
+    assert straight.hold(an_id("h")) is None
+    assert books.hold("h", CENT).id == an_id("h"), "the next one goes over a new connection"
     assert straight.audit() == []
 
 
 def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(books, way, straight):
     way.plan = "after"
     assert not isinstance(books.hold("h", CENT), Refusal)
-    assert (way.cuts, straight.hold("h").amount) == (1, usd(CENT))
+    assert (way.cuts, straight.hold(an_id("h")).amount) == (1, usd(CENT))
     assert books.balances("wallet") == (0, 0, 0, usd(CENT))
     assert straight.audit() == []
 
@@ -60,10 +61,12 @@ def test_a_write_that_arrives_after_it_was_given_up_is_refused_by_the_server(boo
     way.plan = "late"
     with pytest.raises(LedgerUnavailable):
         books.hold("h", CENT)
-    assert straight.hold("h") is None
+    assert straight.hold(an_id("h")) is None
     way.deliver()
     time.sleep(0.2)
-    assert straight.hold("h") is None, "else a payment that was refused would be held, and its caller would not know"
+    assert straight.hold(an_id("h")) is None, (
+        "else a payment that was refused would be held, and its caller would not know"
+    )
     assert straight.audit() == []
 
 
@@ -84,7 +87,7 @@ def test_what_another_process_has_written_alike_does_not_pass_for_ones_own(books
     their = a_hold("theirs", CENT, now_ms=books.clock.now_ms)
     with pytest.raises(LedgerUnavailable):
         books.change(change, nodes=("s",), holds=("mine",))
-    assert (way.cuts, straight.hold("mine"), straight.hold("theirs").amount) == (1, None, usd(CENT))
+    assert (way.cuts, straight.hold(an_id("mine")), straight.hold(an_id("theirs")).amount) == (1, None, usd(CENT))
     other.close()
 
 
@@ -94,7 +97,11 @@ def test_a_server_that_does_not_come_back_leaves_it_unknown_and_says_so(books, w
     with pytest.raises(LedgerUnavailable, match="does not come back") as caught:
         books.hold("h", CENT)
     assert "expires at its deadline" in caught.value.advice
-    assert straight.hold("h") is not None, "it counts, until it expires"
+    assert straight.hold(an_id("h")) is not None, "it counts, until it expires"
+
+
+def _request(store, scope, change):
+    return Request(scope, store._work(scope, Proposal(scope, change)))
 
 
 def _two(store):
@@ -106,7 +113,7 @@ def _two(store):
             ran.append(name)
             view.put_mark(("test", name), {"runs": ran.count(name)})
 
-        return Request(Scope(marks=(("test", name),), nodes=("s",)), change)
+        return _request(store, Scope(marks=(("test", name),), nodes=("s",)), change)
 
     return adds("mine"), adds("mate"), ran
 
@@ -128,18 +135,19 @@ def test_ctrl_c_behind_a_write_runs_no_change_again(books, monkeypatch):
     assert ran == ["mine", "mate"]
     assert mate.over, "its thread does not run it again"
     with pytest.raises(LedgerUnavailable, match="before it answered"):
-        mate.outcome()
+        mate.raise_error()
     assert books.store.marks("test", "") == {"mate": {"runs": 1}, "mine": {"runs": 1}}
 
 
 def test_one_change_that_no_table_takes_fails_alone(books):
     mine, mate, _ = _two(books.store)
-    bad = Request(Scope(marks=(("test", "bad"),)), lambda view: view.put_mark(("test", "bad"), {"text": "\ud800"}))
+    scope = Scope(marks=(("test", "bad"),))
+    bad = _request(books.store, scope, lambda view: view.put_mark(("test", "bad"), {"text": "\ud800"}))
     books.store._commit([mine, bad, mate])
-    mine.outcome()
-    mate.outcome()
+    mine.raise_error()
+    mate.raise_error()
     with pytest.raises(UnicodeEncodeError):
-        bad.outcome()
+        bad.raise_error()
     assert set(books.store.marks("test", "")) == {"mine", "mate"}
 
 
@@ -158,10 +166,10 @@ def test_a_server_whose_process_is_stopped_is_not_waited_for_without_end(url, mo
     with pytest.raises(LedgerUnavailable, match="timeout"):
         books.change(change, nodes=("s",), holds=("h",))
     assert time.monotonic() - began < 5
-    assert straight.hold("h") is None
+    assert straight.hold(an_id("h")) is None
     os.kill(stopped[0], signal.SIGCONT)
     assert not isinstance(books.hold("h2", CENT), Refusal)
-    assert straight.hold("h") is None, "what it had been asked is refused now"
+    assert straight.hold(an_id("h")) is None, "what it had been asked is refused now"
     assert straight.audit() == []
     straight.close()
     books.close()
@@ -196,7 +204,7 @@ def test_a_store_that_is_not_closed_closes_its_connections_with_itself(url):
 def test_a_transaction_that_an_interrupt_has_left_open_swallows_nothing(books, straight):
     books.store._writer.say("BEGIN")
     books.hold("h", CENT)
-    assert straight.hold("h") is not None
+    assert straight.hold(an_id("h")) is not None
 
 
 @pytest.fixture
@@ -240,7 +248,7 @@ def test_a_server_that_is_started_anew_between_two_changes_is_not_noticed(books,
     for connection in list(way._open):
         connection.shutdown(2)
     books.hold("h2", CENT)
-    assert books.store.hold("h2").id == "h2"
+    assert books.stored("h2").id == an_id("h2")
     assert straight.audit() == []
 
 
@@ -327,7 +335,7 @@ def test_a_process_that_is_stopped_inside_a_change_delays_no_other(url, how):
     # What the other process delays, it delays each time; a machine that stalls delays one or two.
     assert sorted(waits)[-4] < 0.1 + 5 * usual, waits
     assert books.store.audit() == []
-    assert books.store.hold("stopped") is not None
+    assert books.stored("stopped") is not None
     books.close()
 
 
@@ -360,10 +368,13 @@ def test_what_was_read_and_has_changed_meanwhile_is_read_again(url, isolation):
     assert with_row(lambda: put({"n": 1}), look, marks=(key,)) == [None, {"n": 1}]
     assert with_row(lambda: put({"n": 2}), look, marks=(key,)) == [{"n": 1}, {"n": 2}]
     held = lambda view: view.hold("h3")
-    assert [hold and hold.id for hold in with_row(lambda: other.hold("h3", CENT), held, holds=("h3",))] == [None, "h3"]
-    shown = lambda view: view.put_hold(replace(view.known_hold("h"), presented=7))
+    assert [hold and hold.id for hold in with_row(lambda: other.hold("h3", CENT), held, holds=("h3",))] == [
+        None,
+        an_id("h3"),
+    ]
+    shown = lambda view: view.put_hold(replace(view.known_hold("h"), presented=1))
     times = lambda view: view.hold("h").presented
-    assert with_row(lambda: other.change(shown, holds=("h",)), times, holds=("h",)) == [0, 7]
+    assert with_row(lambda: other.change(shown, holds=("h",)), times, holds=("h",)) == [0, 1]
     assert mine.store.audit() == []
     mine.close()
     other.close()
@@ -428,7 +439,7 @@ def buy(name, session):
         held += not isinstance(books.hold(name, "$0.01", session), Refusal)
     except LedgerUnavailable:
         time.sleep(0.05)
-        if asked(lambda: books.store.hold(name)) is None:
+        if asked(lambda: books.stored(name)) is None:
             return buy(name, session)
         unsure += 1
 for turn in range(each):

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from tests.support import processes
-from tests.support.ledger import Books, a_hold, usd
+from tests.support.ledger import Books, a_hold, an_id, usd
 from x402guard import Owner
-from x402guard.kernel.rows import Evidence
+from x402guard.kernel.rows import Evidence, HoldKind
 from x402guard.ledger.authorize import Refusal, authorize
+from x402guard.ledger.bills import STATED
 from x402guard.ledger.budgets import recall, trip
 from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.owner import set_limit
@@ -67,12 +68,12 @@ def test_a_payment_out_of_what_is_idle_waits_for_no_row_above_it(url, mine):
 def test_what_another_session_draws_meanwhile_does_not_matter_to_it(mine, other):
     mine.hold("first", CENT)
     held, runs = in_between(mine, lambda: other.hold("theirs", CENT, "t"))
-    assert (held.id, runs) == ("h", 1)
+    assert (held.id, runs) == (an_id("h"), 1)
 
 
 def test_two_that_draw_at_the_same_time_do_not_draw_one_dollar_twice(mine, other):
     held, runs = in_between(mine, lambda: other.hold("theirs", CENT, "t"))
-    assert (held.id, runs >= 2) == ("h", True)  # on a busy machine it may lose its turn, and runs once more
+    assert (held.id, runs >= 2) == (an_id("h"), True)  # on a busy machine it may lose its turn, and runs once more
     assert mine.row("wallet").granted_out == sum(mine.row(node).granted_in for node in ("s", "t"))
 
 
@@ -92,7 +93,7 @@ def test_what_stops_a_budget_stops_a_payment_that_was_decided_before(mine, other
 
     refused, runs = in_between(mine, meanwhile)
     assert (isinstance(refused, Refusal), runs >= 2) == (True, True)
-    assert mine.store.hold("h") is None
+    assert mine.stored("h") is None
 
 
 def test_a_trip_waits_for_a_payment_that_is_being_written_and_none_is_written_after_it(url, mine, other):
@@ -178,14 +179,14 @@ def test_threads_that_write_one_mark_take_turns_for_it_and_no_other_waits(url, m
 HUNTER = """
 import random, sys, time
 sys.path.insert(0, ".")
-from tests.support.ledger import Books, usd
+from tests.support.ledger import Books, a_transfer, usd
 from x402guard.errors import IllegalTransition, LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, trip
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.owner import reset_node, set_limit
 from x402guard.ledger.sessions import Closing, close_node
-from x402guard.ledger.transitions import Capture, Void
+from x402guard.kernel.table import Capture, Void
 url, own, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 draws, books = random.Random(own), Books(url, session=None)
 mine = [f"{own}-{number}" for number in range(4)]
@@ -204,10 +205,11 @@ while time.monotonic() < until:
     try:
         if what < 0.80:
             hold_id = f"{session}-{number}"
-            held = books.hold(hold_id, f"$0.{draws.randint(1, 30):02}", session)
+            held = books.hold(hold_id, f"$0.{draws.randint(1, 30):02}", session, scheme="upto")
             if not isinstance(held, Refusal):
                 made += 1
-                books.step(hold_id, Void("not signed") if draws.random() < 0.7 else Capture(held.amount // 2, Evidence.CLAIMED))
+                half = Capture(held.amount // 2, Evidence.CHAIN, a_transfer(f"0x{own}", number))
+                books.step(hold_id, Void("not signed") if draws.random() < 0.7 else half)
         elif what < 0.88:
             books.change(lambda v: recall(v, "wallet"), nodes=("wallet",))
         elif what < 0.92:
@@ -253,8 +255,8 @@ ACTORS = {
     "a sibling's payment": lambda number: (
         lambda view: authorize(view, a_hold(f"q{number}", "$0.90", "t", now_ms=view.now_ms), {})
     ),
-    "a void": lambda _: lambda view: apply(view, "first", Void("not signed")),
-    "a capture": lambda _: lambda view: apply(view, "second", Capture(usd("$0.01"), Evidence.CLAIMED)),
+    "a void": lambda _: lambda view: apply(view, "first", Void("not used"), STATED),
+    "a capture": lambda _: lambda view: apply(view, "second", Capture(usd("$0.01"), Evidence.CLAIMED), STATED),
     "a trip of the session": lambda _: lambda view: trip(view, "s", "kill_switch", "for a test"),
     "a trip of the wallet": lambda _: lambda view: trip(view, "wallet", "kill_switch", "for a test"),
     "a lower limit of the wallet": lambda _: lambda view: set_limit(view, "wallet", usd("$0.30"), "a test"),
@@ -274,7 +276,7 @@ def scope_of(actor):
 def begun(books):
     books.open("t", "$9.00")
     for hold_id in ("first", "second"):
-        books.hold(hold_id, "$0.10")
+        books.hold(hold_id, "$0.10", kind=HoldKind.TOOL)  # one that any process may end
     return books
 
 

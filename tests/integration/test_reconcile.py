@@ -5,14 +5,14 @@ import time
 import pytest
 from web3 import HTTPProvider, Web3
 
-from tests.support.ledger import Clock
+from tests.support.ledger import Clock, weigh_proven
 from tests.support.market import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
 from tests.support.testnet import decoded
 from x402guard import BudgetExhausted, Chain, ConfigError, PaidNotDelivered, SessionTripped
 from x402guard.chain.rpc import JsonRpc
 from x402guard.kernel.rows import HoldState
-from x402guard.ledger.events import Expire, Void
-from x402guard.ledger.transitions import apply
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Cancelled, Unused
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.testing.chain_client import calldata
@@ -135,9 +135,11 @@ def test_what_had_ended_in_the_books_and_was_taken_after_all_is_counted_past_the
     session = guard.session("s", budget="$0.10")
     shop.seller.says = FAILS
     hold_id = shop.ask(session, "eip3009").extensions["x402guard"].hold_id
-    until = guard.shell.store.hold(hold_id).payment().valid_until
-    event = Void("it never left") if ended == "voided" else Expire(until)
-    guard.shell.store.transact(Scope(holds=(hold_id,), durable=True), lambda view: apply(view, hold_id, event))
+    hold = guard.shell.store.hold(hold_id)  # a final block ends it that is undone later, however deep
+    until = hold.payment().valid_until
+    shown = Cancelled("0x" + "cd" * 32, final=True) if ended == "voided" else Unused(until)
+    scope = Scope(holds=(hold_id,), marks=weigh_marks(hold, shown), durable=True)
+    assert guard.shell.store.transact(scope, lambda view: weigh_proven(view, hold_id, shown)).state == ended
     shop.seller.says = None
     assert shop.ask(session, "eip3009", path="/documents/2").status_code == 200
     assert shop.take(0)["success"]

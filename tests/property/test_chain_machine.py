@@ -1,11 +1,13 @@
 """What a chain shows, in any order, against a ten-line model of one whose blocks may be undone."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.examples import examples
 from tests.support.ledger import START_MS, Books, an_intent, weigh_proven
+from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, HoldState, NodeState
 from x402guard.ledger.events import Void
@@ -21,7 +23,8 @@ LIMIT_NANOS, UNIT = 10**9, 1000
 class OneChain:
     """All that a chain is to one payment: what its head says of the nonce, what its final block says, and the final block's time."""
 
-    def __init__(self, ceiling):
+    def __init__(self, ceiling, *, exact=False):
+        self.exact = exact  # its Transfer has this amount, and no other
         self.ceiling, self.head, self.final, self.dead = ceiling, None, None, False
         self.proven = False  # the books were shown a settlement as final
 
@@ -64,15 +67,23 @@ class ChainMachine(RuleBasedStateMachine):
         return f"0x{self.count:064x}"
 
     @precondition(lambda self: len(self.chains) < 2)
-    @rule(target=holds, units=st.integers(2, 90_000), claimed=st.sampled_from([None, "exact", "upto"]))
-    def authorize(self, units, claimed):
+    @rule(
+        target=holds,
+        units=st.integers(2, 90_000),
+        claimed=st.sampled_from([None, "exact", "upto"]),
+        exact=st.booleans(),
+    )
+    def authorize(self, units, claimed, exact=False):
+        """*exact* is the scheme of one that nobody claims."""
         self.count += 1
         hold_id = f"{self.count:064x}"
-        intent = an_intent(self.count, units, DEADLINE, scheme=claimed or "exact")
+        scheme = claimed or ("exact" if exact else "upto")
+        method = "permit2" if scheme == "upto" else "eip3009"
+        intent = an_intent(self.count, units, DEADLINE, scheme=scheme, method=method)
         made = self.books.hold(hold_id, format_dollars(units * UNIT), chain_evidence=True, intent=intent)
         if self.books.store.hold(hold_id) is None:
             return None
-        self.chains[hold_id] = OneChain(units)
+        self.chains[hold_id] = OneChain(units, exact=scheme == "exact")
         if claimed:
             self.claim(made, units if claimed == "exact" else 1, believe=claimed == "exact")
         return hold_id
@@ -92,6 +103,7 @@ class ChainMachine(RuleBasedStateMachine):
     def is_settled(self, hold, share, for_good):
         chain = self.chains.get(hold)
         if chain and chain.head is None and not chain.dead:
+            share = 100 if chain.exact else share
             chain.head = (max(1, chain.ceiling * share // 100), self.new_transaction())
             if for_good:
                 chain.final, chain.proven = chain.head, True
@@ -180,7 +192,7 @@ def is_final(finding):
 
 
 @given(
-    st.sampled_from(["held", "claimed", "captured", "voided"]),
+    st.sampled_from(["held", "claimed", "captured", "captured for less", "voided"]),
     st.lists(findings, min_size=1, max_size=12),
     st.sampled_from(["eip3009", "permit2"]),
 )
@@ -188,19 +200,26 @@ def is_final(finding):
 def test_whatever_is_shown_in_whatever_order_the_books_hold(start, shown, method):
     """Told anything by anybody they never break; what is not final never lowers what counts; the same again changes nothing."""
     machine = ChainMachine()
+    hold_id = f"{1:064x}"
     intent = an_intent(1, 100, DEADLINE, scheme="upto", method=method)
-    made = machine.books.hold("01", "$0.0001", chain_evidence=True, intent=intent)
-    machine.chains["01"] = OneChain(100)
-    if start in ("claimed", "captured"):
-        machine.claim(made, 40, believe=start == "captured")
-    if start == "voided":
-        machine.books.step("01", Void("it never left"))
+    no_chain = start == "captured for less"  # as long as none can be read, and only for who believes receipts
+    machine.books.open_kernel(unsafe_trust_receipts=no_chain, most_exposed=100 * UNIT if no_chain else 0)
+    made = machine.books.hold(hold_id, "$0.0001", chain_evidence=not no_chain, intent=intent)
+    machine.chains[hold_id] = OneChain(100)
+    if start == "claimed" or start.startswith("captured"):
+        machine.claim(made, 100 if start == "captured" else 40, believe=start != "claimed")
+    if no_chain:  # from now on one can
+        machine.books.change(
+            lambda view: view.put_hold(replace(view.known_hold(hold_id), chain_evidence=True)), holds=(hold_id,)
+        )
+    if start == "voided":  # it was never signed
+        machine.books.step(hold_id, Void("it never left"))
     for finding in shown:
-        before = machine.counted("01")
-        after = machine.weighed("01", finding)
-        assert machine.counted("01") <= after.amount
-        assert is_final(finding) or machine.counted("01") >= before
-        assert machine.weighed("01", finding) == after
+        before = machine.counted(hold_id)
+        after = machine.weighed(hold_id, finding)
+        assert machine.counted(hold_id) <= after.amount
+        assert is_final(finding) or machine.counted(hold_id) >= before
+        assert machine.weighed(hold_id, finding) == after
         assert after.state is not HoldState.CAPTURED or after.evidence is not None
     machine.the_session_counts_what_its_payments_do()
     machine.books.close()
@@ -247,4 +266,16 @@ def test_of_two_cancellations_in_turn_none_that_can_be_undone_frees_anything():
         state.weighed(hold, Cancelled(transaction, final=final))
         counted.append(state.counted(hold) // UNIT)
     assert counted == [0, 2, 0, 2, 0]
+    state.teardown()
+
+
+def test_no_chain_shows_less_of_an_exact_payment_than_was_signed():
+    """Its Transfer has the amount that was signed, or is another's: what a reader says of less is not taken."""
+    state = ChainMachine()
+    hold = state.authorize(claimed=None, units=2, exact=True)
+    before = state.books.store.hold(hold)
+    with pytest.raises(IllegalTransition, match="an exact payment of 2000 would be captured at 1000") as refused:
+        state.weighed(hold, Settled(1, state.new_transaction(), 0, final=True))
+    assert (refused.value.rule, refused.value.row) == ("giving back", f"hold {hold}")
+    assert state.books.store.hold(hold) == before
     state.teardown()

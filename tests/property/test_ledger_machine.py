@@ -7,16 +7,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.examples import examples
-from tests.support.ledger import Books, sealed
-from x402guard.kernel.rows import Evidence, HoldState, NodeKind, NodeState
+from tests.support.ledger import Books, a_transfer, an_id
+from x402guard.frozen import replace
+from x402guard.kernel.proofs import Cancelled
+from x402guard.kernel.rows import Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall
-from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
+from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Note, Void
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.money import format_dollars
 from x402guard.stores.memory import MemoryStore
 
-LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600, "team": 650, "u": 500, "v": 600}
+UNIT = 100_000
+"""Nano-dollars: a hundredth of it is one atomic unit of the token."""
+
+_LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600, "team": 650, "u": 500, "v": 600}
+LIMITS = {node: limit * UNIT for node, limit in _LIMITS.items()}
 BUDGETS = {"team": NodeKind.BUDGET}
 PATHS = {
     "u": ("u", "team", "wallet"),
@@ -27,7 +33,13 @@ PATHS = {
     "t": ("t", "wallet"),
 }
 PARENTS = {"s": "wallet", "s/a": "s", "s/b": "s", "t": "wallet", "team": "wallet", "u": "team", "v": "team"}
-amounts = st.integers(1, 600)
+amounts = st.integers(1, 600).map(lambda n: n * UNIT)
+
+
+def a_cancellation(hold):
+    """What shows that nothing of a payment was taken, also after something else did."""
+    payment = hold.payment()
+    return Cancelled(payment.network, payment.token, payment.payer, hold.id, "0x08")
 
 
 class Model:
@@ -52,16 +64,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.books = Books(wallet=format_dollars(LIMITS["wallet"]), session=None, store=self.store)
+        self.books.open_kernel(unsafe_trust_receipts=True)
         for node, parent in PARENTS.items():
             self.books.open(node, format_dollars(LIMITS[node]), parent=parent, kind=BUDGETS.get(node, NodeKind.SESSION))
         self.model = Model()
-        self.count = 0
+        self.count = self.transfers = 0
 
     @rule(target=holds, node=st.sampled_from(sorted(PATHS)), amount=amounts, chain=st.booleans())
     def authorize(self, node, amount, chain):
         self.count += 1
-        hold_id = f"h{self.count}"
-        result = self.books.hold(hold_id, format_dollars(amount), node, chain_evidence=chain)
+        hold_id = an_id(f"h{self.count}")
+        result = self.books.hold(hold_id, format_dollars(amount), node, chain_evidence=chain, scheme="upto")
         assert isinstance(result, Refusal) != self.model.fits(node, amount)
         if isinstance(result, Refusal):
             assert self.books.store.hold(hold_id) is None
@@ -72,13 +85,22 @@ class LedgerMachine(RuleBasedStateMachine):
     def row(self, hold_id):
         return None if hold_id is None else self.books.store.hold(hold_id)
 
+    def transfer(self):
+        """One that has proven nothing yet."""
+        self.transfers += 1
+        return a_transfer(log=self.transfers)
+
     @rule(target=ended, hold=consumes(holds), share=st.integers(0, 100))
     def capture(self, hold, share):
         row = self.row(hold)
         if row is None:
             return None
         amount = row.amount * share // 100
-        self.books.step(hold, Capture(amount, Evidence.CLAIMED))
+        if row.chain_evidence:
+            self.books.step(hold, Capture(amount, Evidence.CHAIN, self.transfer()))
+        else:  # its seller is believed, as the kernel was opened to do
+            self.books.step(hold, Note(claim=Claim(amount, "")))
+            self.books.step(hold, Capture(amount, Evidence.CLAIMED))
         self.model.counted[hold] = amount
         return hold
 
@@ -97,7 +119,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return None
         self.books.clock.tick(61)
         if row.chain_evidence:
-            self.books.step(hold, Expire(row.deadline_unix))
+            self.books.step(hold, Expire(row.deadline_unix + 1))
             self.model.counted[hold] = 0
         else:
             self.books.step(hold, Lapse())
@@ -109,7 +131,10 @@ class LedgerMachine(RuleBasedStateMachine):
         if row is None:
             return
         amount = row.amount * share // 100
-        self.books.step(hold, Correct(amount, Evidence.CHAIN))
+        if amount:
+            self.books.step(hold, Correct(amount, Evidence.CHAIN, self.transfer()))
+        else:
+            self.books.step(hold, Correct(amount, Evidence.CHAIN), a_cancellation(row))
         before, self.model.counted[hold] = self.model.counted[hold], amount
         if amount > before:
             path = PATHS[self.model.node[hold]]
@@ -134,7 +159,7 @@ class LedgerMachine(RuleBasedStateMachine):
             previous = ""
             for entry in mine:
                 assert entry.previous == previous
-                assert sealed(entry).hash == entry.hash
+                assert replace(entry, hash="").sealed().hash == entry.hash
                 previous = entry.hash
 
     @invariant()

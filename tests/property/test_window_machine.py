@@ -1,16 +1,18 @@
 """Windowed budgets against a small model: any order of holds, ends and corrections, and however the clock goes on."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from tests.support.examples import examples
-from tests.support.ledger import Books
+from tests.support.ledger import Books, a_transfer, an_id
+from x402guard.errors import IllegalTransition
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
+from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
+from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Note, Void
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.money import format_dollars
@@ -20,13 +22,17 @@ WINDOWS = {
     "day": Window("day", "Europe/Berlin"),
     "week": Window("week", "UTC"),
 }
-LIMITS = {"wallet": None, "month": 4_000, "day": 1_000, "week": 1_500, "s": 30_000, "s/c": 20_000, "t": 30_000}
+UNIT = 100_000
+"""Nano-dollars: a hundredth of it is one atomic unit of the token."""
+
+_LIMITS = {"month": 4_000, "day": 1_000, "week": 1_500, "s": 30_000, "s/c": 20_000, "t": 30_000}
+LIMITS = {"wallet": None, **{node: limit * UNIT for node, limit in _LIMITS.items()}}
 PATHS = {
     "s": ("s", "day", "month", "wallet"),
     "s/c": ("s/c", "s", "day", "month", "wallet"),
     "t": ("t", "week", "month", "wallet"),
 }
-amounts = st.integers(1, 700)
+amounts = st.integers(1, 700).map(lambda n: n * UNIT)
 DAY_S = 86_400
 
 
@@ -87,6 +93,7 @@ class WindowMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.books = Books(session=None)
+        self.books.open_kernel(unsafe_trust_receipts=True)
         for node, parent in (("month", WALLET), ("day", "month"), ("week", "month")):
             limit, window = Nanos(LIMITS[node]), WINDOWS[node]
             request = NodeRequest(node, parent, NodeKind.BUDGET, node, limit, "", window=window)
@@ -94,11 +101,11 @@ class WindowMachine(RuleBasedStateMachine):
         for node, parent in (("s", "day"), ("s/c", "s"), ("t", "week")):
             self.books.open(node, format_dollars(LIMITS[node]), parent=parent)
         self.model = Model(self.books.clock.now_ms)
-        self.count = 0
+        self.count = self.transfers = 0
 
     def begin(self, node, amount, **more):
         self.count += 1
-        hold_id = f"h{self.count}"
+        hold_id = an_id(f"h{self.count}")
         result = self.books.hold(hold_id, format_dollars(amount), node, **more)
         assert isinstance(result, Refusal) != self.model.fits(node, amount)
         if isinstance(result, Refusal):
@@ -106,9 +113,14 @@ class WindowMachine(RuleBasedStateMachine):
         self.model.node[hold_id], self.model.live[hold_id] = node, amount
         return hold_id
 
+    def transfer(self):
+        """One that has proven nothing yet."""
+        self.transfers += 1
+        return a_transfer(log=self.transfers)
+
     @rule(target=live, node=st.sampled_from(sorted(PATHS)), amount=amounts, chain=st.booleans())
     def authorize(self, node, amount, chain):
-        hold_id = self.begin(node, amount, chain_evidence=chain)
+        hold_id = self.begin(node, amount, chain_evidence=chain, scheme="upto")
         return multiple() if hold_id is None else hold_id
 
     @rule(target=ended, node=st.sampled_from(sorted(PATHS)), amount=amounts, share=st.integers(0, 300))
@@ -116,14 +128,19 @@ class WindowMachine(RuleBasedStateMachine):
         hold_id = self.begin(node, amount, kind=HoldKind.LLM)
         if hold_id is None:
             return multiple()
-        self.books.step(hold_id, Capture(Nanos(amount * share // 100), Evidence.PROVIDER_USAGE))
-        self.model.capture(hold_id, amount * share // 100)
+        billed = Nanos(amount * share // 100)
+        self.books.step(hold_id, Capture(billed, Evidence.PROVIDER_USAGE))
+        self.model.capture(hold_id, billed)
         return hold_id
 
     @rule(target=ended, hold=consumes(live), share=st.integers(0, 100))
     def capture(self, hold, share):
-        amount = self.model.live[hold] * share // 100
-        self.books.step(hold, Capture(Nanos(amount), Evidence.CLAIMED))
+        amount = Nanos(self.model.live[hold] * share // 100)
+        if self.books.store.hold(hold).chain_evidence:
+            self.books.step(hold, Capture(amount, Evidence.CHAIN, self.transfer()))
+        else:  # its seller is believed, as the kernel was opened to do
+            self.books.step(hold, Note(claim=Claim(amount, "")))
+            self.books.step(hold, Capture(amount, Evidence.CLAIMED))
         self.model.capture(hold, amount)
         return hold
 
@@ -149,8 +166,8 @@ class WindowMachine(RuleBasedStateMachine):
         del self.model.live[hold]
         self.model.expired.add(hold)
         self.go_on(late * 60)
-        amount = row.amount // 2 + 1
-        self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN))
+        amount = row.amount // 2 + 1000
+        self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN, self.transfer()))
         self.model.capture(hold, amount)
         return hold
 
@@ -159,7 +176,15 @@ class WindowMachine(RuleBasedStateMachine):
         row = self.books.store.hold(hold)
         later = sum(n for when, n in self.model.captured[hold][1:] if when > self.model.closed[hold])
         amount = max(row.amount * share // 100, later)
-        self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN))
+        if row.intent is not None:
+            self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN, self.transfer()))
+        elif amount >= row.captured:
+            self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN))
+        else:  # what was billed is owed: no chain knows of it
+            with pytest.raises(IllegalTransition) as refused:
+                self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN))
+            assert refused.value.rule == "giving back"
+            return
         self.model.correct(hold, amount)
 
     @rule(seconds=st.sampled_from([1, 3_600, 6 * 3_600, DAY_S, 3 * DAY_S, 8 * DAY_S, 32 * DAY_S]))
@@ -180,7 +205,7 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 7_200, 2 * DAY_S, 40 * DAY_S]))
     def the_clock_is_set_back(self, seconds):
         """Once something was written in a window, that window goes on, whatever the clock says."""
-        written = [self.begin(node, 1) for node in ("s", "t")]
+        written = [self.begin(node, UNIT, scheme="upto") for node in ("s", "t")]
         for hold in filter(None, written):
             self.void(hold)
         if all(written):

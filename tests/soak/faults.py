@@ -8,8 +8,16 @@ from x402guard.ledger.transitions import apply
 from x402guard.ledger.view import Scope
 
 
+def _without_the_kernel() -> None:
+    """Take the kernel's check out, which would refuse what a broken room proposes."""
+    import x402guard.kernel.ledger
+
+    x402guard.kernel.ledger.check = lambda *_: None
+
+
 def _forget(store: LedgerStore) -> None:
-    """A process that starts gives back what the dead one held, as if nothing of it were out."""
+    """A process that starts gives back what the dead one held, as if nothing of it were out, and no kernel looks."""
+    _without_the_kernel()
     for hold in store.outstanding():
         scope = Scope(nodes=(hold.node_id,), holds=(hold.id,))
         store.transact(
@@ -22,19 +30,19 @@ def _held(view, hold) -> bool:
 
 
 def _twice(_store: LedgerStore) -> None:
-    """A retry signs anew, whatever is out for the same purchase."""
+    """A retry signs anew, whatever is out for the same purchase, and no kernel looks."""
     import x402guard.x402.purchase
 
+    _without_the_kernel()
     x402guard.x402.purchase.open_purchases = lambda *_, **__: []
 
 
 def _overdraw(_store: LedgerStore) -> None:
-    """No budget is ever short, and the store does not look either."""
+    """No budget is ever short, and the kernel does not look either."""
     import x402guard.ledger.authorize
-    import x402guard.stores.group_commit
 
+    _without_the_kernel()
     x402guard.ledger.authorize.find_shortfall = lambda *_, **__: None
-    x402guard.stores.group_commit.check_change = lambda *_: None
 
 
 def _aside(_store: LedgerStore) -> None:

@@ -91,6 +91,8 @@ def _check_begun(changes: Changes, move: Move) -> None:
         return
     if hold.state is not HoldState.HELD:
         refuse("lifecycle", move.place, f"a payment would begin and end {hold.state} in one change")
+    if intent.amount_atomic <= 0:
+        refuse("lifecycle", move.place, f"a signature for {intent.amount_atomic} units pays nothing")
     for name, ours, signed in (
         ("id", hold.id, f"{intent.nonce:064x}"),
         ("deadline", hold.deadline_unix, intent.valid_until),

@@ -157,11 +157,11 @@ class Ledger(ABC):
         Raises ``SignerError`` for a definite no, the kernel's own or the signer's. Any other exception means that a
         signature may exist somewhere: also ``ValueError``, for one that is not this payment's by the signer's address.
         """
+        if isinstance(signer, KeySigner):
+            return signer.sign(hold)  # it reads the row itself
         row = self.signable(hold.id)
         if row is None or row.intent is None:
             raise SignerError("the payment is not in the ledger, and only payments in it are signed")
-        if isinstance(signer, KeySigner):
-            return signer.sign(hold)
         was_fresh = self.signable.give(row)
         try:
             signature = normalise_signature(signer.sign(hold))

@@ -306,6 +306,8 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
         return _take(view, hold, hold.amount, Evidence.CHAIN, None) if used_up else hold
     # The value of one atomic unit was fixed when the hold was written: the ceiling is scaled down and rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
+    if intent.scheme == "exact":
+        amount = hold.amount  # a token that keeps a fee shows less, and all that was signed is gone
     if not finding.final and _was_undone(hold, key[1]):
         same = amount == hold.captured == hold.amount  # one that stays open has another window at its next step
         hold = _reopen(view, hold, Reopen(0, same=same))  # another block has settled it since

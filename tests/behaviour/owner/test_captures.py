@@ -6,19 +6,19 @@ import json
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import httpx
 import jsonschema
 import pytest
 
 from tests.support.command_line import typed
 from tests.support.delegations import NOW_S, world
-from tests.support.merchant import URL, Shop, client
+from tests.support.ledger import weigh_proven
+from tests.support.merchant import URL, Shop, b64, client, receipt, required, upto
 from tests.support.processes import ROOT
 from x402guard import ConfigError, Owner
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Evidence
-from x402guard.ledger.events import Correct
-from x402guard.ledger.transitions import apply
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled
 from x402guard.ledger.view import Scope
 from x402guard.views.export import export
 
@@ -28,14 +28,19 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path / 'spend.db'}"
 
 
+def _claims_all(request, shop):
+    """The receipt for an ``upto``: that all of it was taken, which the chain later corrects."""
+    return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt(amount="10000"))})
+
+
 @pytest.fixture
 def spent(url):
     """Two customers with payments, calls of a model, tools, a correction downwards, a child and a scope."""
     with world(url) as books:
-        guard = books.guard()
+        guard = books.guard(unsafe_trust_receipts=True)
         for name, amount in (("cus_1", "$0.10"), ("cus_2", "$0.20")):
             with guard.budget(name, "$5.00").session("run", budget="$2.00", id=f"{name}-run") as session:
-                client(session, Shop()).get(f"{URL}/{name}?key=secret")
+                client(session, Shop(required(upto(10_000)), paid=_claims_all)).get(f"{URL}/{name}?key=secret")
                 session.record_usage("openai", "gpt-4o", {"input_tokens": 5, "output_tokens": 7})
                 books.forward(3600)
                 with session.child("reader", budget="$1.00") as child:
@@ -47,9 +52,9 @@ def spent(url):
             for entry in books.store.entries("cus_1-run")
             if entry.event == "capture" and "claimed" in entry.data
         )
-        scope = Scope(holds=(corrected,), durable=True)
-        less = Correct(Nanos(4_000_000), Evidence.CHAIN, proof="eip155:84532/0xabc/1")
-        books.store.transact(scope, lambda view: apply(view, corrected, less))
+        less = Settled(4_000, "0xabc", 1, final=True)
+        scope = Scope(holds=(corrected,), marks=weigh_marks(books.store.hold(corrected), less), durable=True)
+        books.store.transact(scope, lambda view: weigh_proven(view, corrected, less))
         yield books
 
 

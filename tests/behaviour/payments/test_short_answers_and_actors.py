@@ -10,7 +10,7 @@ from tests.support.chain import MockChain
 from tests.support.ledger import Clock, weigh_proven
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
 from tests.support.refusals import Chunks
-from x402guard import ConfigError, Policy, X402GuardError
+from x402guard import ConfigError, IllegalTransition, Policy, X402GuardError
 from x402guard.flow.drivers import run
 from x402guard.guard.owner import Owner
 from x402guard.kernel.rows import Delivery
@@ -78,6 +78,18 @@ def settled(scene, *, final, amount=None):
     scene.found(Settled(units, "0x" + "ab" * 32, 0, final=final))
 
 
+def proves_less(scene):
+    """Of an ``exact`` nothing less can be taken, and the books take no such word."""
+    if scene.hold.payment().scheme == "upto":
+        return settled(scene, final=True, amount=1)
+    before = scene.hold
+    with pytest.raises(
+        IllegalTransition, match=r"rule 'giving back': .* an exact payment of 10000000 would be captured at"
+    ):
+        settled(scene, final=True, amount=1)
+    assert scene.hold == before
+
+
 def forgiven(scene):
     with Owner(scene.url) as owner, suppress(ConfigError):  # what was handed over keeps nothing open
         owner.forgive(scene.hold.id, unsafe_in_flight=True)
@@ -96,7 +108,7 @@ ACTORS = {
     "nothing": lambda _scene: None,
     "the chain shows it": lambda scene: settled(scene, final=False),
     "the chain proves it": lambda scene: settled(scene, final=True),
-    "the chain proves less": lambda scene: settled(scene, final=True, amount=1),
+    "the chain proves less": proves_less,
     "the chain shows a used nonce": lambda scene: scene.found(Used(final=True)),
     "the chain is behind": lambda scene: scene.found(Unused(scene.clock() // 1000 - 5)),
     "the chain is past it": lambda scene: (scene.clock.tick(3_700), scene.found(Unused(scene.clock() // 1000))),

@@ -24,9 +24,8 @@ from tests.support.merchant import (
 )
 from x402guard import Asset, IllegalTransition
 from x402guard.flow.ports import OutgoingTransfer, Transfers
-from x402guard.ledger.events import Void
-from x402guard.ledger.findings import Settled, Unreadable
-from x402guard.ledger.transitions import apply
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Settled, Unreadable, Unused
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402 import settlement
@@ -258,7 +257,11 @@ def test_a_payment_that_had_ended_is_proven_by_the_comparison_alone():
     with make_guard(chains=chain) as guard:
         session = guard.session("s", budget="$1.00")
         hold_id = client(session, Shop(required(upto()))).get(URL).extensions["x402guard"].hold_id
-        guard.shell.store.transact(Scope(holds=(hold_id,)), lambda view: apply(view, hold_id, Void("it never left")))
+        hold = guard.shell.store.hold(hold_id)
+        past = Unused(hold.deadline_unix + 1)  # by a block that is undone later, however deep
+        scope = Scope(holds=(hold_id,), marks=weigh_marks(hold, past))
+        ended = guard.shell.store.transact(scope, lambda view: weigh_proven(view, hold_id, past))
+        assert ended.state == "expired"
         chain.outgoing.append(leaves(12_345, payee=PAYEE))
         chain.nonces[TX] = int(hold_id, 16)
         chain.finding = lambda hold: Settled(12_345, hold.claim.transaction, 0, final=True)

@@ -7,14 +7,13 @@ import pytest
 
 from tests.behaviour.views.test_view import adds_up, text_of
 from tests.support.command_line import typed
+from tests.support.ledger import weigh_proven
 from tests.support.merchant import Shop, client
 from tests.support.scenes import refused
 from x402guard import Owner, Policy
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Evidence
-from x402guard.ledger.events import Correct
+from x402guard.ledger.evidence import weigh_marks
+from x402guard.ledger.findings import Unused
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.transitions import apply
 from x402guard.ledger.view import Scope
 from x402guard.views.text import WIDTH, width_of
 from x402guard.views.words import json_text
@@ -33,11 +32,12 @@ def at(books):
 
 
 def given_back(books, node):
-    """Correct the last payment of a session to nothing."""
+    """Correct the last payment of a session to nothing: a final block past its deadline shows it unused."""
     entries = [entry for entry in books.store.entries(node) if entry.event == "capture"]
-    hold_id = entries[-1].hold_id
-    less = Correct(Nanos(0), Evidence.CHAIN, proof="eip155:84532/0xabc/1")
-    books.store.transact(Scope(holds=(hold_id,), durable=True), lambda view: apply(view, hold_id, less))
+    hold = books.store.hold(entries[-1].hold_id)
+    unused = Unused(hold.deadline_unix + 1)
+    scope = Scope(holds=(hold.id,), marks=weigh_marks(hold, unused), durable=True)
+    assert books.store.transact(scope, lambda view: weigh_proven(view, hold.id, unused)).captured == 0
 
 
 def test_past_its_limit_the_limit_stands_inside_the_bar(books, url):
