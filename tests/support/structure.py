@@ -26,26 +26,45 @@ def module_of(path):
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_of(path, modules):
-    """The modules of the package that a file imports as it loads: not inside a function, not for type checkers alone."""
-    found, waiting = set(), list(ast.parse(path.read_text()).body)
+def run_at_load(tree):
+    """The nodes of a file that run as it loads: not inside a function, not for type checkers alone."""
+    waiting = list(tree.body)
     while waiting:
         node = waiting.pop()
+        yield node
+        if isinstance(node, (ast.Try, ast.ClassDef)):
+            waiting += node.body
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            waiting += node.body + node.orelse
+
+
+def imports_of(nodes, modules):
+    """The modules of the package that some nodes of a file import."""
+    found = set()
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in modules:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} & modules or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & modules
-        elif isinstance(node, (ast.Try, ast.ClassDef)):
-            waiting += node.body
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
-            waiting += node.body + node.orelse
     return found
 
 
+def graph_of(paths, nodes_of):
+    """Module → the modules that it imports, by those nodes of its tree that *nodes_of* finds."""
+    modules = {module_of(path): path for path in paths}
+    return {
+        name: imports_of(nodes_of(ast.parse(path.read_text())), set(modules)) - {name} for name, path in modules.items()
+    }
+
+
 def import_graph():
-    """Module → the modules that it imports."""
-    paths = {module_of(path): path for path in sources()}
-    return {name: imports_of(path, set(paths)) - {name} for name, path in paths.items()}
+    """Module → the modules that it imports as it loads."""
+    return graph_of(sources(), run_at_load)
+
+
+def whole_import_graph():
+    """Module → the modules that it imports at any time: also inside functions, and for type checkers alone."""
+    return graph_of(sorted(PACKAGE.rglob("*.py")), ast.walk)
 
 
 def import_circle(graph):

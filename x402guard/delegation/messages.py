@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from x402guard.delegation.scope import LONGEST_NAME, MOST_NAMES, is_name
+from x402guard.delegation.names import LONGEST_NAME, MOST_NAMES, is_name
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.flow.surroundings import here

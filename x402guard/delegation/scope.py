@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from x402guard.delegation.names import MOST_NAMES, is_name
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.context import Context
 from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import BUDGET, Refusal, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.token_budget import tokens_left
@@ -94,11 +94,6 @@ def _narrow_names(context: Context, request: TaskRequest, changes: dict[str, Any
             changes[field], removed[field] = kept, [name for name in asked if name not in kept]
 
 
-def is_name(text: str) -> bool:
-    """True for a name as a request may have it: text of at most 200 characters that can be printed."""
-    return bool(text.strip()) and text.isprintable() and text != WALLET and len(text) <= LONGEST_NAME
-
-
 def _all_of(lists: list[frozenset[str]], covers: Covers) -> tuple[str, ...] | None:
     """Return what is on all lists: the narrower of two names of which one includes the other. None without a list.
 
@@ -145,12 +140,6 @@ def _covers_tool(pattern: str, tool: str) -> bool:
 def _covers_payee(payee: str, other: str) -> bool:
     return payee == other
 
-
-MOST_NAMES: Final = 200
-"""The most names in a list of a request."""
-
-LONGEST_NAME: Final = 200
-"""The most characters of a name."""
 
 _LISTS: Final[tuple[tuple[str, str, Covers], ...]] = (
     ("allowed_tools", "tools", _covers_tool),

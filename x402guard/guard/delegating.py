@@ -1,29 +1,20 @@
-"""Tasks for other agents: a session delegates one, and a guard redeems its token in another process."""
+"""Tasks for other agents: a session delegates one. ``guard.guard.redeemed`` opens it by its token, in another process."""
 
 from __future__ import annotations
 
-from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import anyio.lowlevel
 
 from x402guard.delegation.asking import REPLY_S, ask, read_inputs, reply
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import finish_change, finish_closing, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
-from x402guard.guard.arguments import gone_instances
-from x402guard.guard.opening import Basis, opener_of
-from x402guard.kernel.money import Nanos
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.inputs import Input
-from x402guard.tools.token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from x402guard.delegation.handles import Delegated, Task
     from x402guard.delegation.messages import TaskRequest
-    from x402guard.guard.session import Session
 
 
 class Delegates(Payer):
@@ -138,44 +129,3 @@ def _delegated(payer: Payer, offered: tuple[Delegation, str]) -> Delegated:
     from x402guard.delegation.handles import Delegated
 
     return Delegated(payer, *offered)
-
-
-def redeemed(basis: Basis, token: str) -> Session:
-    """Open the session of a token. Raises ``ConfigError`` naming what is wrong with it; nothing is opened then."""
-    from x402guard.delegation.handles import Task
-    from x402guard.delegation.offers import redeem
-    from x402guard.delegation.scope import read_reach
-    from x402guard.delegation.token import read_token
-    from x402guard.guard.session import Session
-
-    if basis.context.shadow:
-        raise ConfigError(
-            "mode: a guard in shadow mode does not hold a worker to its task; redeem it with mode='enforce'"
-        )
-    read, opener = read_token(token), opener_of(basis.context)
-    rows = basis.shell.store.marks("instance", "")
-    gone = gone_instances(rows, basis.shell.store.now_ms())
-    delegation, node = run(redeem(basis.context, read, opener, gone), basis.shell)
-    hard = delegation.request["token_budget"] is not None
-    quotes = tuple((pattern, Nanos(price)) for pattern, price in delegation.quotes)
-    tokens, reach = TokenBudget(hard=hard), read_reach(delegation.reach)
-    session = Session(basis, node, opener, None, tokens=tokens, reach=reach, quotes=quotes)
-    session.work_on(Task(session, delegation))
-    return session
-
-
-async def aredeemed(basis: Basis, token: str) -> Session:
-    """Do the same off the event loop. After a cancellation meanwhile, the token opens the session again."""
-    opening = partial(copy_context().run, partial(redeemed, basis, token))
-    session = await finish_change(opening, basis.shell, _leave)
-    try:
-        await anyio.lowlevel.checkpoint()
-    except BaseException:
-        await finish_closing(partial(_leave, session))
-        raise
-    return session
-
-
-def _leave(session: Session) -> None:
-    session.work_on(None)  # its task is not answered by leaving it
-    session.close()

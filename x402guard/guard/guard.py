@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import anyio.lowlevel
 
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.drivers import finish_closing, run, run_in_daemon_thread, transact_now
+from x402guard.flow.drivers import finish_change, finish_closing, run, run_in_daemon_thread, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
@@ -35,10 +38,9 @@ from x402guard.guard.arguments import (
     read_networks,
 )
 from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
-from x402guard.guard.delegating import aredeemed, redeemed
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, kernel_opened, parse_limit
+from x402guard.guard.opening import Basis, kernel_opened, opener_of, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.kernel.money import Nanos
@@ -55,6 +57,7 @@ from x402guard.money import Dollars
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
+from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.delivery import note_cut
 from x402guard.x402.reconciled import Reconciliation
@@ -357,3 +360,43 @@ def _reader_of(chains: Mapping[str, Endpoints]) -> ChainReader:
     from x402guard.chain.reader import RpcChainReader  # loaded with the first chain
 
     return RpcChainReader(chains)
+
+
+def redeemed(basis: Basis, token: str) -> Session:
+    """Open the session of a token. Raises ``ConfigError`` naming what is wrong with it; nothing is opened then."""
+    from x402guard.delegation.handles import Task
+    from x402guard.delegation.offers import redeem
+    from x402guard.delegation.scope import read_reach
+    from x402guard.delegation.token import read_token
+
+    if basis.context.shadow:
+        raise ConfigError(
+            "mode: a guard in shadow mode does not hold a worker to its task; redeem it with mode='enforce'"
+        )
+    read, opener = read_token(token), opener_of(basis.context)
+    rows = basis.shell.store.marks("instance", "")
+    gone = gone_instances(rows, basis.shell.store.now_ms())
+    delegation, node = run(redeem(basis.context, read, opener, gone), basis.shell)
+    hard = delegation.request["token_budget"] is not None
+    quotes = tuple((pattern, Nanos(price)) for pattern, price in delegation.quotes)
+    tokens, reach = TokenBudget(hard=hard), read_reach(delegation.reach)
+    session = Session(basis, node, opener, None, tokens=tokens, reach=reach, quotes=quotes)
+    session.work_on(Task(session, delegation))
+    return session
+
+
+async def aredeemed(basis: Basis, token: str) -> Session:
+    """Do the same off the event loop. After a cancellation meanwhile, the token opens the session again."""
+    opening = partial(copy_context().run, partial(redeemed, basis, token))
+    session = await finish_change(opening, basis.shell, _leave)
+    try:
+        await anyio.lowlevel.checkpoint()
+    except BaseException:
+        await finish_closing(partial(_leave, session))
+        raise
+    return session
+
+
+def _leave(session: Session) -> None:
+    session.work_on(None)  # its task is not answered by leaving it
+    session.close()

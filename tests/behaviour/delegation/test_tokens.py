@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.delegations import NOW_S, SOON, asked, world
 from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
-from x402guard.guard import delegating
+from x402guard.guard import guard as guards
 from x402guard.ledger.delegations import MOST_KEYS
 
 
@@ -162,14 +162,14 @@ def test_a_guard_in_shadow_mode_works_on_no_task(books, planner):
 
 
 def test_a_redemption_that_is_cancelled_does_not_use_the_task_up(books, planner, workers, monkeypatch):
-    task, plain = planner.delegate(asked()), delegating.redeemed
+    task, plain = planner.delegate(asked()), guards.redeemed
 
     def slow(basis, token):
         session = plain(basis, token)
         time.sleep(0.3)
         return session
 
-    monkeypatch.setattr(delegating, "redeemed", slow)
+    monkeypatch.setattr(guards, "redeemed", slow)
 
     async def main():
         with anyio.move_on_after(0.1) as scope:

@@ -30,6 +30,7 @@ from x402guard.testing.simulator.ledgers import WatchedStore
 from x402guard.testing.simulator.machine import Agent, Machine, SimOutbox, SimProcess
 from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.owner import Owner
+from x402guard.testing.simulator.reports import check_report
 from x402guard.testing.simulator.scene import KEY, SessionPlan, set_scene
 from x402guard.testing.simulator.tasks import Tasks
 from x402guard.testing.simulator.world import Violation
@@ -79,10 +80,8 @@ class Play:
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Play the run to its end. Raises ``Violation``, ``BrokenActor``."""
-        from x402guard.testing.simulator.ending import Ending
-
+    def run(self, end: Callable[[Play], None]) -> None:
+        """Play the run, and then its *end*. Raises ``Violation``, ``BrokenActor``."""
         try:
             for process in self.world.processes:
                 self.start(process)
@@ -90,7 +89,7 @@ class Play:
             schedule = iter(self.case.schedule())
             self._next(schedule)
             self.drain()
-            Ending(self).play()
+            end(self)
         finally:
             self.close()
 
@@ -363,8 +362,6 @@ class Play:
         node = draws.pick(nodes)
 
         def reads(process: SimProcess, _: Draws) -> None:
-            from x402guard.testing.simulator.ending import check_report
-
             if process.guard is not None:
                 check_report(process.guard.shell.store, node.id)
 

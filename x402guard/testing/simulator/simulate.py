@@ -13,6 +13,7 @@ from x402guard.errors import ConfigError
 from x402guard.policy import Policy
 from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case, Flavour, Store
 from x402guard.testing.simulator.coverage import Coverage
+from x402guard.testing.simulator.ending import Ending
 from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.play import Play
 from x402guard.testing.simulator.world import BrokenActor, Counts, Violation
@@ -83,7 +84,7 @@ def play(
     log.disabled = True
     found = []
     try:
-        run.run()
+        run.run(lambda played: Ending(played).play())
     except Violation as violation:
         found.append(Found(case, violation.kind, run.world.counts.steps, str(violation)[:1_000], own))
     except BrokenActor:
