@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_bytes
 from importlib.metadata import distribution
@@ -13,7 +14,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.processes import ROOT
+from tests.support.structure import PACKAGE, private_imports
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGE = (ROOT / "docs" / "reference" / "dependencies.md").read_text()
 
 
@@ -44,6 +47,18 @@ def test_the_page_says_how_many_packages_a_plain_install_brings_and_how_large_th
     most_packages, most_mb = int(stated[1]), int(stated[2])
     assert most_packages - 3 <= len(found) <= most_packages, sorted(found)
     assert 0.9 * most_mb <= size <= most_mb, f"{size:.1f} MB"
+
+
+def test_what_a_private_name_is_taken_from_is_pinned_and_the_page_says_why():
+    """A private name may go with the next large version, and nobody would announce it."""
+    found = {name for path in sorted(PACKAGE.rglob("*.py")) for name in private_imports(path)}
+    assert found == {"anyio._core._eventloop", "genai_prices.types._providers_from_raw"}
+    pins = {canonicalize_name(pin.name): pin.specifier for pin in map(Requirement, PROJECT["dependencies"])}
+    for module in found:
+        package = canonicalize_name(module.split(".")[0])
+        assert "<" in [each.operator for each in pins[package]], package
+        assert distribution(package).version in pins[package]
+        assert f"`{module}`" in PAGE
 
 
 def test_what_only_the_test_network_needs_is_in_its_extra():

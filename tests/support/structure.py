@@ -5,6 +5,7 @@
 
 import ast
 import itertools
+import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -65,6 +66,19 @@ def import_graph():
 def whole_import_graph():
     """Module → the modules that it imports at any time: also inside functions, and for type checkers alone."""
     return graph_of(sorted(PACKAGE.rglob("*.py")), ast.walk)
+
+
+def private_imports(path):
+    """The modules of other packages that a file imports though their names begin with an underscore."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+        named |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names if alias.name[0] == "_"}
+    return {
+        name
+        for name in named
+        if name != "__future__" and re.search(r"(^|\.)_", name) and name.split(".")[0] != PACKAGE.name
+    }
 
 
 def import_circle(graph):
