@@ -119,11 +119,11 @@ class Line:
         self.connection.sendall(raw)
 
     def trickle(self, raw, pause_s=0.1):
-        """Send byte by byte, at most for as long as the server stands."""
+        """Send byte by byte, with a pause between two, at most for as long as the server stands."""
         for at in range(len(raw)):
-            self.send(raw[at : at + 1])
-            if self.server.done.wait(pause_s):
+            if at and self.server.done.wait(pause_s):
                 return False
+            self.send(raw[at : at + 1])
         return True
 
     def hang(self):
