@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import x402guard
-from tests.support.structure import import_circle, whole_import_graph
+from tests.support.structure import import_circle, is_of, whole_import_graph
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "x402guard"
@@ -94,6 +94,18 @@ def test_the_root_has_at_most_9_modules_and_a_room_25():
 def test_imports_go_in_no_circle():
     """Imports inside functions and for type checkers count too: they may hide a circle, and do not undo it."""
     assert import_circle(whole_import_graph()) == []
+
+
+def test_the_name_of_a_clones_folder_makes_no_test_a_part_of_the_package():
+    clone = Path("/home/me/x402guard")  # the name that git gives it
+    for path, is_its in (("x402guard/errors.py", True), ("tests/test_tidy.py", False), (".venv/lib/x.py", False)):
+        assert is_of(clone / "x402guard", str(clone / path)) is is_its
+
+    def look(_, text, __):
+        if re.search(r"""["']/x402guard/["'] (not )?in """, text):
+            yield "it takes each file of such a clone for one of the package; ask structure.is_ours"
+
+    assert faults_of(FILES, look) == []
 
 
 def test_names_are_the_fields_own():

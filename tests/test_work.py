@@ -6,6 +6,7 @@ down here, so that it cannot grow again unseen.
 
 import gc
 import importlib
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ import pytest
 import benchmarks
 from benchmarks.__main__ import ROWS as ROWS_OF_THE_TABLE
 from benchmarks.scenes import MODEL, SOLD, client, plain, prompt, provider, seller, session, streaming
+from tests.support.structure import PACKAGE
 from x402guard.kernel import rows as model
 from x402guard.ledger import view
 from x402guard.stores import sqlite
 
 CHUNKS = 500
+OURS = f"{PACKAGE}{os.sep}"
 
 CALLS = {
     "pass-through": 74, "paid request": 810, "LLM call": 838, "chunk": 14, "charge": 282, "hold + capture": 366, "record_usage": 291,
@@ -66,7 +69,7 @@ def calls_of(call, number):
 
     def seen(frame, event, _argument):
         nonlocal count
-        if event == "call" and "/x402guard/" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
             count += 1
 
     gc.disable()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.merchant import Shop, client
 from tests.support.refusals import fetch
+from tests.support.structure import is_ours
 from x402guard import ConfigError, Guard, GuardedTransport, LocalSigner, SettlementUncertain, SignerError
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
 
@@ -95,7 +96,7 @@ def _library_locals(error) -> str:
         stack += [part.__cause__, part.__context__]
         told.extend(part.format_exception_only())
         for frame in part.stack:
-            if "/x402guard/" in frame.filename:
+            if is_ours(frame.filename):
                 told.extend((frame.locals or {}).values())
     assert len(told) > 3, "no frame of the library was looked at"
     return "\n".join(told)

@@ -23,6 +23,16 @@ def sources():
     return sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "testing")
 
 
+def is_of(package, filename):
+    """True for a source file of the package in that folder, whatever the folders around it are called."""
+    return Path(filename).is_relative_to(package)
+
+
+def is_ours(filename):
+    """True for a source file of this package, and for none of its tests and of what is installed beside them."""
+    return is_of(PACKAGE, filename)
+
+
 def module_of(path):
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
@@ -111,7 +121,7 @@ def calls_during(action):
 
     def note(frame, event, _argument):
         path = frame.f_code.co_filename
-        if event == "call" and path.startswith(str(PACKAGE)) and "/testing/" not in path:
+        if event == "call" and is_ours(path) and not is_of(PACKAGE / "testing", path):
             called.append(path)
 
     sys.setprofile(note)
