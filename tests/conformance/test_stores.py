@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.support.ledger import a_hold, a_transfer, an_id, an_intent, usd
+from tests.support.ledger import a_hold, a_transfer, an_id, an_intent, sealed, usd
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
@@ -67,7 +67,7 @@ def test_every_entry_hashes_the_one_before_it_and_the_sums_are_the_balances(make
         previous = ""
         for number, entry in enumerate(journal, 1):
             assert (entry.seq, entry.previous) == (number, previous)
-            assert replace(entry, hash="").sealed() == entry
+            assert sealed(entry) == entry
             previous = entry.hash
         node = books.row(node_id)
         assert (node.seq, node.head) == (len(journal), previous)
@@ -80,7 +80,7 @@ def test_a_changed_entry_no_longer_fits_its_hash(make_books):
     books.hold("h", "$0.10")
     entry = books.store.entries("s")[-1]
     forged = replace(entry, held=entry.held - 1)
-    assert replace(forged, hash="").sealed().hash != entry.hash
+    assert sealed(forged).hash != entry.hash
 
 
 def test_entries_are_those_of_a_node_and_all_below_it(make_books):

@@ -186,7 +186,7 @@ from x402guard.ledger.budgets import recall, trip
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.owner import reset_node, set_limit
 from x402guard.ledger.sessions import Closing, close_node
-from x402guard.kernel.table import Capture, Void
+from x402guard.ledger.events import Capture, Void
 url, own, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 draws, books = random.Random(own), Books(url, session=None)
 mine = [f"{own}-{number}" for number in range(4)]

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.examples import examples
-from tests.support.ledger import Books, a_transfer, an_id
-from x402guard.frozen import replace
+from tests.support.ledger import Books, a_transfer, an_id, sealed
 from x402guard.kernel.proofs import Cancelled
 from x402guard.kernel.rows import Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.authorize import Refusal
@@ -159,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
             previous = ""
             for entry in mine:
                 assert entry.previous == previous
-                assert replace(entry, hash="").sealed().hash == entry.hash
+                assert sealed(entry).hash == entry.hash
                 previous = entry.hash
 
     @invariant()

@@ -12,7 +12,7 @@ from tests.support.chain import MockChain
 from tests.support.ledger import Clock
 from tests.support.merchant import NETWORK, URL, Shop, client, make_guard
 from x402guard import LedgerUnavailable, SettlementUncertain
-from x402guard.ledger.evidence import Unreadable, Unused
+from x402guard.ledger.findings import Unreadable, Unused
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
