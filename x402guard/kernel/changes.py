@@ -26,25 +26,23 @@ class Move:
 
     Attributes:
         before, after: its rows; *before* is None for a new hold.
-        steps: in their order. *taken*: what the hold takes before the first step, and after each.
+        steps: in their order. *names*: theirs. *is_lost*: it is entered again, because the ledger's server has lost it.
+        taken: what the hold takes before the first step, and after each.
         fault: what is wrong with the steps, or "".
     """
 
-    __slots__ = ("after", "before", "fault", "steps", "taken")
+    __slots__ = ("after", "before", "fault", "is_lost", "names", "steps", "taken")
 
     def __init__(self, before: Hold | None, after: Hold, steps: tuple[Step, ...]) -> None:
         self.before, self.after, self.steps = before, after, steps
         self.taken, self.fault = _played(before, after, steps)
+        self.names = {step.name for step in steps}
+        self.is_lost = bool(steps) and isinstance(steps[0].proof, Lost)
 
     @property
     def place(self) -> str:
         """The name of its row in an error."""
         return f"hold {self.after.id}"
-
-    @property
-    def is_lost(self) -> bool:
-        """True for a hold that this process enters again, because the ledger's server has lost it."""
-        return bool(self.steps) and isinstance(self.steps[0].proof, Lost)
 
     @property
     def is_new_and_live(self) -> bool:
@@ -55,10 +53,6 @@ class Move:
         """Return the last proof of its steps, or of those with a name."""
         named = (step.proof for step in reversed(self.steps) if name in ("", step.name))
         return next((proof for proof in named if proof is not None), None)
-
-    def names(self) -> set[str]:
-        """Return the names of its steps."""
-        return {step.name for step in self.steps}
 
     def held(self) -> int:
         """Return by how much it changes what is held, in its unit."""
@@ -106,7 +100,6 @@ class Changes:
         before, change_set = sent.before, sent.change_set
         self.opened, self.before, self.now = sent.opened, before, sent.now
         self._after = {node.id: node for node in change_set.nodes}
-        self._rolled: dict[str, Node] = {}
         steps: dict[str, list[Step]] = {}
         for step in change_set.steps:
             steps.setdefault(step.hold_id, []).append(step)
@@ -127,12 +120,8 @@ class Changes:
 
     def old(self, node_id: str) -> Node | None:
         """Return the row before of a node, with its window rolled to the kernel's clock; None for a new node."""
-        if node_id not in self._rolled:
-            row = self.before.nodes.get(node_id)
-            if row is None:
-                return None
-            self._rolled[node_id] = rolled(row, self.now.clock_ms)
-        return self._rolled[node_id]
+        row = self.before.nodes.get(node_id)
+        return row if row is None or row.window is None else rolled(row, self.now.clock_ms)
 
     def node(self, node_id: str) -> Node:
         """Return a node as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
@@ -143,11 +132,13 @@ class Changes:
 
     def path(self, node_id: str) -> list[Node]:
         """Return a node and its ancestors after the change, the node first."""
-        found = [self.node(node_id)]
-        while (parent_id := found[-1].parent_id) is not None:
+        found: list[Node] = []
+        wanted: str | None = node_id
+        while wanted is not None:
             if len(found) > _MOST_DEEP:
                 refuse("books", f"node {node_id}", "it is below itself")
-            found.append(self.node(parent_id))
+            found.append(self._after.get(wanted) or self.node(wanted))
+            wanted = found[-1].parent_id
         return found
 
     def lends(self, node_id: str) -> bool:

@@ -17,14 +17,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, Now, Opened, Submission, mark_name
 from x402guard.kernel.changes import Changes, Move, refuse
 from x402guard.kernel.given_back import check_exposed, check_given_back, check_marks, is_of
 from x402guard.kernel.money import MAX_NANOS
 from x402guard.kernel.proofs import ByOwner, PayAgain, Undone
-from x402guard.kernel.rows import HOLD_FIXED, Delivery, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.rows import (
+    HOLD_FIXED,
+    Delivery,
+    Evidence,
+    Hold,
+    HoldKind,
+    HoldState,
+    Node,
+    NodeKind,
+    NodeState,
+    entry_hash,
+)
 from x402guard.kernel.table import FORGIVE
 from x402guard.kernel.windows import closing_ms, past_after, window_start_ms
 
@@ -69,7 +80,7 @@ def lifecycle(changes: Changes) -> None:
         _check_closing(changes, move)
         if after.captured < 0 or (after.state is not HoldState.CAPTURED and after.captured):
             refuse("lifecycle", move.place, f"it is {after.state} with {after.captured} captured")
-        if "reopen" in move.names():
+        if "reopen" in move.names:
             _check_reopened(move)
 
 
@@ -258,17 +269,19 @@ _ZERO: Final = Node("", None, NodeKind.SESSION, "", None, 0, 0)
 
 def _check_loaded(changes: Changes) -> None:
     change_set, loaded = changes.sent.change_set, changes.before
-    missing = [f"node {node.id}" for node in change_set.nodes if node.id not in loaded.nodes]
-    missing += [f"hold {hold.id}" for hold in change_set.holds if hold.id not in loaded.holds]
-    missing += [
-        f"mark {key}" for key, _ in change_set.marks if key[0] in MONEY_MARKS and mark_name(key) not in loaded.marks
-    ]
-    if missing:
-        refuse("books", missing[0], "it is written, and was neither loaded nor looked for")
-    if len(changes.nodes) < len(change_set.nodes) or len({move.after.id for move in changes.moves}) < len(
-        changes.moves
-    ):
-        refuse("books", "a row", "it is written twice")
+    seen: set[str] = set()
+    for node in change_set.nodes:
+        if node.id not in loaded.nodes or node.id in seen:
+            refuse("books", f"node {node.id}", "it is written twice, or was neither loaded nor looked for")
+        seen.add(node.id)
+    seen.clear()
+    for hold in change_set.holds:
+        if hold.id not in loaded.holds or hold.id in seen:
+            refuse("books", f"hold {hold.id}", "it is written twice, or was neither loaded nor looked for")
+        seen.add(hold.id)
+    for key, _ in change_set.marks:
+        if key[0] in MONEY_MARKS and mark_name(key) not in loaded.marks:
+            refuse("books", f"mark {mark_name(key)}", "it is written, and was neither loaded nor looked for")
 
 
 def _moved(changes: Changes) -> dict[str, _Moved]:
@@ -279,7 +292,7 @@ def _moved(changes: Changes) -> dict[str, _Moved]:
     found: dict[str, _Moved] = {}
     for move in changes.moves:
         node_id, held = move.after.node_id, move.held()
-        by = found.setdefault(node_id, _Moved())
+        by = found[node_id] = found.get(node_id) or _Moved()
         by.holds_captured += move.captured()
         by.holds_held += held
         if held:
@@ -287,14 +300,15 @@ def _moved(changes: Changes) -> dict[str, _Moved]:
             for node in changes.path(node_id)[1:]:
                 if changes.opened.keeps_idle and changes.lends(node.id):
                     break
-                found.setdefault(node.id, _Moved()).live += held
+                above = found[node.id] = found.get(node.id) or _Moved()
+                above.live += held
     clock_ms, now_ms = changes.now.clock_ms, changes.now.now_ms
     for entry in changes.sent.change_set.entries:
-        by = found.setdefault(entry.node_id, _Moved())
+        by = found[entry.node_id] = found.get(entry.node_id) or _Moved()
         if not by.seq:
             row = changes.before.nodes.get(entry.node_id)
             by.seq, by.head = (0, "") if row is None else (row.seq, row.head)
-        if entry.seq != by.seq + 1 or entry.previous != by.head or not entry.is_sealed:
+        if entry.seq != by.seq + 1 or entry.previous != by.head or entry.hash != entry_hash(astuple(entry)[:-1]):
             refuse("books", f"node {entry.node_id}", f"entry {entry.seq} does not follow {by.seq}, or is not sealed")
         if not clock_ms <= entry.at_ms <= now_ms:
             refuse("books", f"node {entry.node_id}", f"entry {entry.seq} is dated {entry.at_ms}, and now is {now_ms}")
@@ -307,7 +321,8 @@ def _moved(changes: Changes) -> dict[str, _Moved]:
         if entry.granted_in:
             by.granted_in += entry.granted_in
             parent_id = changes.node(entry.node_id).parent_id or ""
-            found.setdefault(parent_id, _Moved()).drawn += entry.granted_in
+            above = found[parent_id] = found.get(parent_id) or _Moved()
+            above.drawn += entry.granted_in
     return found
 
 
@@ -332,13 +347,10 @@ def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
     expected = _past(changes, before, after)
     if after.past != expected and not by_clock:
         refuse("books", place, f"past would be {after.past}, and the windows work out {expected}")
-    if after.parent_id is None:
-        if after.granted_in:
-            refuse("books", place, "it has no parent, and would have drawn from one")
-    elif after.granted_in != after.used:
-        keeps = after.idle and after.state is NodeState.OPEN and changes.lends(after.parent_id)
-        if not keeps:
-            refuse("books", place, f"it uses {after.used}, and would have drawn {after.granted_in}")
+    used, drawn, parent_id = after.captured + after.held + after.granted_out, after.granted_in, after.parent_id
+    keeps = drawn > used and parent_id is not None and after.state is NodeState.OPEN and changes.lends(parent_id)
+    if drawn != (0 if parent_id is None else used) and not keeps:
+        refuse("books", place, f"it uses {used}, and would have drawn {drawn} from {parent_id!r}")
 
 
 def _check_new(changes: Changes, node: Node) -> None:
@@ -348,10 +360,8 @@ def _check_new(changes: Changes, node: Node) -> None:
             return
         if node.kind is not NodeKind.WALLET or node.id != changes.opened.root:
             refuse("books", place, f"it would be a second root beside {changes.opened.root!r}")
-    elif node.kind is NodeKind.WALLET or changes.node(node.parent_id).kind is NodeKind.TOKENS:
+    elif NodeKind.TOKENS in (node.kind, changes.node(node.parent_id).kind) or node.kind is NodeKind.WALLET:
         refuse("books", place, f"a {node.kind} does not hang below {node.parent_id!r}")
-    elif node.kind is NodeKind.TOKENS:
-        refuse("books", place, "a budget of tokens has no parent")
     elif node.limit is None:
         refuse("books", place, "a new node has a limit")
     since_ms = 0 if node.window is None else window_start_ms(node.window, node.created_ms)
@@ -391,13 +401,12 @@ def room(changes: Changes) -> None:
             refuse("room", place, "it would be tripped no more, and no owner says so")
         if left is None or left >= 0 or after.kind is NodeKind.TOKENS:
             continue
-        was = None if before is None else before.room
         if after.state is NodeState.OPEN:
             refuse("room", place, f"it would be {-left} past its limit, and open")
-        if was is not None and was <= left:
+        if before is not None and before.room is not None and before.room <= left:
             continue
         lowered = before is not None and (before.limit is None or (after.limit or 0) < before.limit)
-        by_owner = any(named == node_id for named, _ in changes.commands)
+        by_owner = (node_id, "limit") in changes.commands or (node_id, "clock") in changes.commands
         if not (lowered or by_owner or node_id in carriers):
             refuse("room", place, f"it would be {-left} past its limit, and no bill or correction carries it")
         if after.state is not NodeState.TRIPPED:
@@ -423,7 +432,7 @@ def _check_open(changes: Changes, move: Move) -> None:
 
 def _carries(move: Move) -> bool:
     """True for what may carry a node past its limit: what is owed already, or may be taken although it was given back."""
-    if move.is_lost or "reopen" in move.names() or "correct" in move.names():
+    if move.is_lost or "reopen" in move.names or "correct" in move.names:
         return True
     is_bill = move.after.kind is not HoldKind.PAYMENT and move.after.state is HoldState.CAPTURED
     return is_bill and (move.before is None or move.after.captured > move.before.counts)

@@ -68,7 +68,8 @@ def _signature(name: str, fields: Any) -> str:
 def _type_hash(structs: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], name: str) -> bytes:
     """Return ``keccak256(encodeType)``: the struct first, then the structs it refers to, sorted by name."""
     types = dict(structs)
-    return keccak("".join(_signature(part, types[part]) for part in (name, *sorted(types.keys() - {name}))).encode())
+    inside = sorted(kind for _, kind in types[name] if kind in types)  # ours refer to structs that refer to none
+    return keccak("".join(_signature(part, types[part]) for part in (name, *inside)).encode())
 
 
 def _hash_struct(types: Types, name: str, values: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from x402guard.kernel import proofs
-from x402guard.kernel.change_set import MarkKey, mark_name
+from x402guard.kernel.change_set import MONEY_MARKS, MarkKey, mark_name
 from x402guard.kernel.changes import Changes, Move, refuse
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
 
@@ -123,7 +123,7 @@ def _is_claimed(changes: Changes, hold: Hold) -> bool:
 
 
 def _exposed(hold: Hold | None) -> int:
-    if hold is None or hold.intent is None or hold.evidence is not Evidence.CHAIN_HEAD:
+    if hold is None or hold.evidence is not Evidence.CHAIN_HEAD:
         return 0
     return hold.amount - hold.captured if hold.state is HoldState.CAPTURED else 0
 
@@ -133,8 +133,7 @@ def check_exposed(changes: Changes) -> None:
     expected: dict[str, int] = {}
     total, gives_back, known = 0, False, changes.before.marks
     for move in changes.moves:
-        now = _exposed(move.after)
-        if now != _exposed(move.before):
+        if move.after.intent is not None and (now := _exposed(move.after)) != _exposed(move.before):
             was = known.get(mark_name(exposed_mark(move.after.id)))
             total += now - (0 if was is None else int(was["nanos"]))
             expected[move.after.id] = now
@@ -162,6 +161,8 @@ def check_marks(changes: Changes) -> None:
     One Transfer proves one hold: its mark changes hands as the proof of the first one changes. A free one may be taken.
     """
     for (kind, key), value in changes.sent.change_set.marks:
+        if kind not in MONEY_MARKS:
+            continue
         known = changes.before.marks.get(mark_name((kind, key)))
         if kind == "proof" and known is not None and known["hold"] not in ("", value["hold"]):
             owner = next((move for move in changes.moves if move.after.id == known["hold"]), None)

@@ -17,7 +17,6 @@ from x402guard.kernel.change_set import ChangeSet, Now, Opened
 from x402guard.kernel.commit import check, check_worth
 from x402guard.kernel.evm import Address, checksum_address, keccak, normalise_signature
 from x402guard.kernel.load import Clock, Loaded, Rows
-from x402guard.kernel.proofs import Unsent, Unsigned
 from x402guard.kernel.released import Released
 from x402guard.kernel.rows import Hold, HoldState
 from x402guard.kernel.signer import KeySigner, Signable
@@ -59,15 +58,15 @@ class Work:
         change_set = self._propose(loaded)
         if not (change_set.nodes or change_set.holds or change_set.marks or change_set.entries):
             return
-        shown = [step.hold_id for step in change_set.steps if isinstance(step.proof, Unsigned | Unsent)]
-        now = Now(loaded.clock_ms, loaded.now_ms, *released.known(shown), self._lost)
+        now = Now(loaded.clock_ms, loaded.now_ms, *released.known(change_set.steps), self._lost)
         check(_as_loaded(ledger.opened, loaded), loaded.before, change_set, now)
-        payments = [hold for hold in change_set.holds if hold.intent is not None]
-        for hold in payments:
-            if loaded.before.holds[hold.id] is None and hold.id not in self._lost:
+        self.ended = []
+        for hold in change_set.holds:
+            if hold.intent is not None and hold.state is not HoldState.HELD:
+                self.ended.append(hold.id)
+            elif hold.intent is not None and loaded.before.holds[hold.id] is None and hold.id not in self._lost:
                 released.begun(hold.id)
         rows.add(change_set)
-        self.ended = [hold.id for hold in payments if hold.state is not HoldState.HELD]
 
 
 def _as_loaded(opened: Opened, loaded: Loaded) -> Opened:

@@ -38,6 +38,4 @@ class Loaded(Protocol):
     now_ms: int
     forget: Callable[[str], Unsigned | None]
 
-    @property
-    def keeps_idle(self) -> bool:
-        """True if sessions keep idle budget in this store."""
+    keeps_idle: bool

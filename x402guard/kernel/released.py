@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from x402guard.errors import SignerError
-from x402guard.kernel.proofs import Unsigned
+from x402guard.kernel.change_set import Step
+from x402guard.kernel.proofs import Unsent, Unsigned
 
 
 class Released:
@@ -66,9 +67,13 @@ class Released:
                 self._forgotten.add(hold_id)
             return Unsigned(hold_id) if hold_id in self._forgotten else None
 
-    def known(self, hold_ids: Iterable[str]) -> tuple[frozenset[str], Mapping[str, int]]:
-        """Return which of these holds are forgotten, and how often each was given to the signer."""
-        ids = tuple(hold_ids)
-        with self._lock:
-            forgotten = frozenset(each for each in ids if each in self._forgotten)
-            return forgotten, {each: self._given[each] for each in ids if each in self._given}
+    def known(self, steps: Iterable[Step]) -> tuple[frozenset[str], Mapping[str, int]]:
+        """Return which of the holds that steps give back are forgotten, and how often each was given to the signer."""
+        unsigned: set[str] = set()
+        given: dict[str, int] = {}
+        for step in steps:
+            if isinstance(step.proof, Unsigned) and step.hold_id in self._forgotten:
+                unsigned.add(step.hold_id)
+            elif isinstance(step.proof, Unsent):
+                given[step.hold_id] = self._given.get(step.hold_id, 0)
+        return frozenset(unsigned), given

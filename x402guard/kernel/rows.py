@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.json import Decoder, Encoder
-from msgspec.structs import astuple
 
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.money import Nanos
@@ -300,11 +299,6 @@ class Entry(Struct, frozen=True, gc=False):
     data: str
     previous: str
     hash: str = ""
-
-    @property
-    def is_sealed(self) -> bool:
-        """True if the hash is the entry's own."""
-        return self.hash == entry_hash(astuple(self)[:-1])
 
     def facts(self) -> Mapping[str, Any]:
         """Return ``data`` decoded. Raises ``ValueError`` if it is no JSON object."""

@@ -37,7 +37,8 @@ def _inconsistent(rule: str, row: str, what: str) -> NoReturn:
 
 
 def _look_at_node(node: Node, *, keeps_idle: bool) -> None:
-    place, used, drawn = f"node {node.id}", node.used, node.granted_in
+    place, drawn, limit = f"node {node.id}", node.granted_in, node.limit
+    used = node.captured + node.held + node.granted_out
     if min(node.captured, node.held, node.granted_out, drawn) < 0:
         _inconsistent("books", place, "a balance is negative")
     if node.parent_id is None:
@@ -45,9 +46,9 @@ def _look_at_node(node: Node, *, keeps_idle: bool) -> None:
             _inconsistent("books", place, f"it has no parent, and has drawn {drawn} from one")
     elif drawn < used or (drawn > used and not keeps_idle):
         _inconsistent("books", place, f"it uses {used}, and has drawn {drawn}")
-    room = node.room
-    if room is not None and room < 0 and node.state is NodeState.OPEN and node.kind is not NodeKind.TOKENS:
-        _inconsistent("room", place, f"it is {-room} past its limit, and open")
+    past = 0 if limit is None else used - node.past - limit
+    if past > 0 and node.state is NodeState.OPEN and node.kind is not NodeKind.TOKENS:
+        _inconsistent("room", place, f"it is {past} past its limit, and open")
 
 
 def _look_at_hold(hold: Hold) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import readable
-from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState, entry_hash
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
@@ -399,7 +399,7 @@ def _walk(
         said = journals.get(entry.node_id, UNREAD)
         if entry.seq != said.seq + 1 or entry.previous != said.head:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} does not follow entry {said.seq}")
-        if not entry.is_sealed:
+        if entry_hash(astuple(entry)[:-1]) != entry.hash:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} was changed after it was written")
         try:
             journals[entry.node_id] = said.then(entry)

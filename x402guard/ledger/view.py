@@ -87,19 +87,18 @@ class Loaded:
         self.before = before
         self.marks: Mapping[MarkKey, Mark] = {}
         self.clock_ms, self.ahead_ms = clock_ms, ahead_ms
-        self.now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
+        self.now_ms = clock_ms
+        for node in before.nodes.values():
+            if node is not None and node.last_ms > self.now_ms:
+                self.now_ms = node.last_ms
         self.purchase: tuple[str, ...] = ()
         self.bought: str | None = None
         self.due: tuple[str, ...] = ()
         self.sweep: tuple[str, ...] = ()
         self.out: dict[tuple[str, str], int] = {}
         self._busy: Callable[[], Iterable[Node]] | None = None
+        self.keeps_idle = False
         self.forget: Callable[[str], Unsigned | None] = _forgets_nothing
-
-    @property
-    def keeps_idle(self) -> bool:
-        """True if sessions keep idle budget in this store."""
-        return self._busy is not None
 
     def busy(self) -> list[Node]:
         """Load every node that keeps idle budget or holds something, and all above them. Returns those that are new."""
@@ -113,7 +112,7 @@ class Loaded:
 
     def look_for_busy(self, find: Callable[[], Iterable[Node]] | None) -> None:
         """Let ``busy`` load by *find*."""
-        self._busy = find
+        self._busy, self.keeps_idle = find, find is not None
 
 
 def _forgets_nothing(hold_id: str) -> None:
@@ -233,8 +232,8 @@ class LedgerView:
         """Return what the change proposes. *durable*: the scope that it ran in survives a power cut."""
         return ChangeSet(
             nodes=tuple(self.node_rows()),
-            holds=tuple(self._holds[each] for each in sorted(self.changed_holds)),
-            marks=tuple((key, self._marks[key]) for key in sorted(self.changed_marks)),
+            holds=tuple(map(self._holds.__getitem__, sorted(self.changed_holds))),
+            marks=tuple([(key, self._marks[key]) for key in sorted(self.changed_marks)]),
             entries=tuple(self.entries),
             steps=tuple(self.steps),
             owner=tuple(self.owner),
@@ -355,7 +354,7 @@ class LedgerView:
         self._nodes[node_id] = after
         self.changed_nodes.add(node_id)
         above = node.parent_id if held else None
-        while above is not None and not self.lends(above):
+        while above is not None and not (self._loaded.keeps_idle and self.lends(above)):
             each = self._nodes[above]
             self._nodes[above] = replace(each, live=each.live + held)
             self.changed_nodes.add(above)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from typing_extensions import override
@@ -112,6 +113,8 @@ def system_steady_ms() -> int:
     return time.clock_gettime_ns(_STEADY) // 1_000_000
 
 
+_ID: Final = attrgetter("id")
+
 DUE_AT_ONCE: Final = 100
 """The maximum number of holds past their deadline that one transaction lapses."""
 
@@ -174,14 +177,16 @@ def load(rows: Reads, scope: Scope, clock: Clock) -> Loaded:
         confirmed_ms = min(ahead_ms, max(0, last_ms - now_ms))
         now_ms, ahead_ms = now_ms + confirmed_ms, ahead_ms - confirmed_ms
     marks = rows.get_marks(keys) if keys else {}
-    money = {mark_name(key): _copied(marks.get(key)) for key in keys if key[0] in MONEY_MARKS}
+    money: dict[str, dict[str, Any] | None] = {}
+    for key in keys:
+        if key[0] in MONEY_MARKS:
+            money[mark_name(key)] = _copied(marks.get(key))
     loaded = Loaded(Before(nodes, holds, money, scope.purchase, scope.named), now_ms, ahead_ms)
     loaded.marks = marks
-    loaded.purchase = tuple(hold.id for hold in purchase)
+    loaded.purchase, loaded.due, loaded.sweep = tuple(map(_ID, purchase)), tuple(map(_ID, due)), tuple(map(_ID, sweep))
     loaded.bought = bought[0].id if bought else None
-    loaded.due = tuple(hold.id for hold in due)
-    loaded.sweep = tuple(hold.id for hold in sweep)
-    loaded.out = {key: rows.live_payments(*key) for key in scope.out}
+    if scope.out:
+        loaded.out = {key: rows.live_payments(*key) for key in scope.out}
     loaded.look_for_busy(rows.find_busy)
     return loaded
 
