@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import proxy
 from tests.support.command_line import forked
-from tests.support.proxy import KEY, Proxied, asked, books, connected
+from tests.support.proxy import KEY, PATIENCE_S, Proxied, asked, books, connected
 from tests.support.slow_server import HEAD, once_paid
 from x402guard import Owner
 
@@ -218,9 +218,9 @@ def test_a_request_that_the_end_of_the_proxy_cuts_denies_no_payment(shop, tmp_pa
     shop.answers["/hang"] = once_paid(hang) if is_paid else hang
     with Proxied(tmp_path, "--budget", "1.00", X402GUARD_PRIVATE_KEY=KEY) as proxy, ThreadPoolExecutor() as pool:
         answer = pool.submit(asked, proxy, f"{shop.url}/hang")
-        assert hangs.wait(20)
+        assert hangs.wait(PATIENCE_S)
         proxy.interrupt()
-        told = answer.result(30)
+        told = answer.result()
         proxy.close()
     if is_paid:
         assert (told.status_code, told.json()["code"], told.json()["money_may_have_moved"]) == (
@@ -308,7 +308,7 @@ def test_no_key_and_no_token_is_printed_or_kept(shop, tmp_path):
 def test_its_end_closes_its_sessions(tmp_path, number):
     proxy = Proxied(tmp_path, "--budget", "1.00")
     proxy.process.send_signal(number)
-    said, errors = proxy.process.communicate(timeout=30)
+    said, errors = proxy.process.communicate(timeout=PATIENCE_S)
     assert (proxy.process.returncode, said) == (0, "")
     assert "No key is set (x402guard keys new): LLM calls are metered, and nothing is paid." in errors
     with Owner(tmp_path / "x402guard.db", read_only=True) as owner:

@@ -16,6 +16,8 @@ from tests.support.slow_server import Trickler
 from x402guard import Owner
 
 KEY = "0x" + "11" * 32
+PATIENCE_S = 100
+"""Beside other work everything takes longer: this only ends a test that hangs, before pytest does."""
 JAVASCRIPT = Path(__file__).parents[1] / "javascript"
 REQUIRED = bool(os.environ.get("REQUIRE_NODE"))
 WHY = "no Node.js, or no packages for it: install Node.js 20 and npm, and run `make test`"
@@ -61,7 +63,7 @@ class Proxied:
     def close(self):
         """End it as Ctrl-C does; ``printed`` is what it has said since."""
         self.interrupt()
-        self.printed = "".join(self.process.communicate(timeout=30))
+        self.printed = "".join(self.process.communicate(timeout=PATIENCE_S))
         assert "Traceback" not in self.printed, self.printed
 
     @property
@@ -84,7 +86,9 @@ def proxied(tmp_path):
 
 def asked(proxy, url, *, method="GET", headers=None, **more):
     """What the proxy answers to a request for a URL, with its token."""
-    return httpx.request(method, proxy.url + url, headers={**proxy.header, **(headers or {})}, timeout=30, **more)
+    return httpx.request(
+        method, proxy.url + url, headers={**proxy.header, **(headers or {})}, timeout=PATIENCE_S, **more
+    )
 
 
 def connected(proxy):

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -23,17 +23,27 @@ def listening():
 
 
 def run(server, listening, ask):
-    """Run the server in this thread, as the commands do; ``ask`` runs beside it. Return what it has returned."""
-    url, answered = f"http://127.0.0.1:{listening.getsockname()[1]}", []
-    asking = threading.Thread(target=lambda: answered.append(ask(url)))
-    asking.start()
-    server.run(sockets=[listening])
-    asking.join(10)
-    return answered[0]
+    """Run the server in this thread, as the commands do; ``ask`` runs beside it. Return what it has returned.
+
+    It waits for its answer for as long as that takes: beside other work a server begins late.
+    """
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    def asked():
+        try:
+            return ask(url)
+        except BaseException:
+            server.should_exit = True  # nobody else would end it
+            raise
+
+    with ThreadPoolExecutor(1) as beside:
+        answered = beside.submit(asked)
+        server.run(sockets=[listening])
+        return answered.result()
 
 
 def ends(url):
-    return httpx.get(f"{url}/end").text
+    return httpx.get(f"{url}/end", timeout=None).text  # noqa: S113 - pytest's own limit ends it
 
 
 def application(number):
@@ -78,7 +88,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_answer_that_stays_open(listening):
 
     def ask(url):
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(f"{url}/open", timeout=15)
+            httpx.get(f"{url}/open", timeout=None)  # noqa: S113 - pytest's own limit ends it
         return "cut"
 
     server = Server(Starlette(routes=[Route("/open", open_answer)]), **QUIET)
