@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
@@ -20,6 +20,8 @@ from x402guard.policy.reach import Reach
 
 MAX_CLOCK_JUMP_S: Final = 300  # default of max_clock_jump_s
 DEFAULT_BODY_BYTES: Final = 10_485_760  # default of max_body_bytes
+
+Mode = Literal["enforce", "shadow"]
 
 
 class Looked(Struct, frozen=True):

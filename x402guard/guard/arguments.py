@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.flow.context import Mode
 from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
@@ -85,9 +86,6 @@ def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
             ledger_path(url).resolve(),
         )
     return store
-
-
-Mode = Literal["enforce", "shadow"]
 
 
 def observed(telemetry: object) -> Telemetry | None:

@@ -27,8 +27,7 @@ from pydantic_settings import (
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.settings import Chain
 from x402guard.errors import ConfigError
-from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
-from x402guard.guard.arguments import Mode
+from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Mode
 from x402guard.guard.notices import Webhook
 from x402guard.guard.tables import Number, Whole, table_of, two_readings
 from x402guard.kernel.evm import Address
