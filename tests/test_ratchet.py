@@ -8,14 +8,14 @@ import re
 from functools import cache
 from pathlib import Path
 
-from x402guard.guard.settings import Settings
+from x402guard.guard.defaults import each_default
 
 PACKAGE = Path(__file__).parents[1] / "x402guard"
 
 MOST_OF_THE_KERNEL = (2_500, 22)
 """Lines and files of ``kernel/``: no commit raises these."""
 
-FIGURES = {"lines outside testing/": 0, "settings": 0, "kinds of marks": 0, "journal events": 0}
+FIGURES = {"lines outside testing/": 57_449, "settings": 92, "kinds of marks": 56, "journal events": 41}
 
 
 @cache
@@ -52,7 +52,11 @@ def kinds_of_marks():
     for _, tree in trees().values():
         for node in ast.walk(tree):
             keys = []
-            if isinstance(node, ast.FunctionDef) and node.returns is not None and "MarkKey" in ast.unparse(node.returns):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.returns is not None
+                and "MarkKey" in ast.unparse(node.returns)
+            ):
                 keys = [each for each in ast.walk(node) if isinstance(each, ast.Tuple)]
             elif isinstance(node, ast.AnnAssign) and "MarkKey" in ast.unparse(node.annotation):
                 keys = [node.value]
@@ -69,21 +73,15 @@ def journal_events():
                 found |= {text_of(node.args[1])} if len(node.args) > 1 else set()
             if isinstance(node, ast.Dict):
                 pairs = zip(node.keys, node.values, strict=True)
-                found |= {f"event {text_of(value)}" for key, value in pairs if key is not None and text_of(key) == "name"}
+                found |= {
+                    f"event {text_of(value)}" for key, value in pairs if key is not None and text_of(key) == "name"
+                }
     return {event for event in found if event and "None" not in event}
 
 
-def settings(model=Settings):
-    """Every field of the settings, with those of their tables."""
-    return len(re.findall(r"^ *[a-z_]+ *=", settings_file(), re.M)) if model is Settings else 0
-
-
-@cache
-def settings_file():
-    """The file that ``init`` writes: each setting with its default."""
-    from x402guard.guard.defaults import settings_text
-
-    return settings_text()
+def settings():
+    """Every setting that ``init`` writes, and that has a default."""
+    return sum(1 for _ in each_default())
 
 
 def test_the_kernel_stays_as_small_as_it_says():

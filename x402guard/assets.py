@@ -17,7 +17,7 @@ from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import TransferMethod
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import Dollars, atomic_to_nanos, dollars_to_nanos
 
 _CAIP2 = re.compile(r"eip155:([1-9][0-9]{0,18})", re.ASCII)

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
-from x402guard.kernel.money import MAX_NANOS, NANOS_PER_DOLLAR, Nanos
+from x402guard.kernel.rows import MAX_NANOS, NANOS_PER_DOLLAR, Nanos
 
 Dollars = str | int | Decimal
 """An amount as a user may write it: ``"$1.50"``, ``"1.50"``, ``Decimal("1.50")`` or ``2`` (whole dollars)."""

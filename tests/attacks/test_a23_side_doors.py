@@ -254,9 +254,10 @@ def test_a23_the_flow_asks_for_a_signature_in_one_place():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sign":
                 calls.append((path.name, ast.unparse(node.func)))
-    # The flow asks the ledger, and the ledger asks the signer. The others sign reports and the tokens of delegations, with keys that are no wallet's.
+    # The flow asks the ledger, and the ledger asks the signer: one of this process, or one elsewhere. The others sign reports and the tokens of delegations, with keys that are no wallet's.
     assert sorted(calls) == [
         ("drivers.py", "shell.store.sign"),
+        ("ledger.py", "signer.sign"),
         ("ledger.py", "signer.sign"),
         ("report.py", "key.sign"),
         ("signed_report.py", "self._key.sign"),

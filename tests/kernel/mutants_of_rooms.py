@@ -5,14 +5,13 @@ from msgspec.structs import replace
 from tests.kernel.mutants import DAY_MS, PROOF, by_chain, mutant, named
 from tests.kernel.world import lost_upto
 from x402guard.kernel.given_back import EXPOSED, exposed_mark
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import (
     AtHead,
     Billed,
     Stated,
     Unsent,
 )
-from x402guard.kernel.rows import WALLET, Evidence, HoldKind, Node, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Evidence, HoldKind, Nanos, Node, NodeKind, NodeState
 from x402guard.ledger.budgets import balance_grants, trip
 from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.lost import LateEnd, write_end
@@ -55,10 +54,10 @@ def _(world):
 def _(world):
     def write(view, hold, facts):
         if not view.has_node("t/tokens"):
-            view._loaded.before.nodes["t/tokens"] = None
             open_tokens(view, "t/tokens", 10**15, "t")
         return begin(view, replace(hold, node_id="t/tokens"), facts)
 
+    sees(world, "t/tokens")
     in_place_of_authorize(world, write)
     world.buy()
 
@@ -75,13 +74,24 @@ def _(world):
     world.buy()
 
 
+def sees(world, *nodes):
+    """Let a purchase load these nodes as well."""
+    scope = flow.purchase_scope
+
+    def more(*given):
+        asked = scope(*given)
+        return replace(asked, nodes=(*asked.nodes, *nodes))
+
+    world.patch.setattr(flow, "purchase_scope", more)
+
+
 def in_a_node_of_its_own(**fields):
     def write(view, hold, facts):
-        node_id = f"x{hold.id[:8]}"
-        view._loaded.before.nodes[node_id] = None
-        node = Node(node_id, WALLET, NodeKind.SESSION, node_id, None, view.now_ms, view.now_ms)
-        view.put_node(replace(node, **fields))
-        view.record(node_id, "open", facts={})
+        node_id = "own"
+        if not view.has_node(node_id):
+            node = Node(node_id, WALLET, NodeKind.SESSION, node_id, None, view.now_ms, view.now_ms)
+            view.put_node(replace(node, **fields))
+            view.record(node_id, "open", facts={})
         return begin(view, replace(hold, node_id=node_id), facts)
 
     return write
@@ -89,12 +99,14 @@ def in_a_node_of_its_own(**fields):
 
 @mutant("a payment lies in a session without a limit", "books", wallet=None)
 def _(world):
+    sees(world, "own")
     in_place_of_authorize(world, in_a_node_of_its_own())
     world.buy()
 
 
 @mutant("a payment lies below a second root", "books")
 def _(world):
+    sees(world, "own")
     in_place_of_authorize(world, in_a_node_of_its_own(parent_id=None, kind=NodeKind.WALLET, limit=Nanos(10**9)))
     world.buy()
 

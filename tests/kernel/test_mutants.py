@@ -2,13 +2,14 @@
 
 import pytest
 
-from tests.kernel import mutants_of_rooms
+from tests.kernel import mutants_of_rooms, mutants_together
 from tests.kernel.mutants import MUTANTS
-from tests.kernel.world import World
+from tests.kernel.world import World, lost_upto
+from tests.support.merchant import open_terms
 from x402guard.kernel import commit
 from x402guard.kernel import ledger as kernel_ledger
 
-assert mutants_of_rooms.mutant, "they add themselves to MUTANTS"
+assert {mutants_of_rooms.mutant, mutants_together.mutant}, "they add themselves to MUTANTS"
 
 RULES = {
     "books": "books",
@@ -34,8 +35,9 @@ def test_it_is_stopped_by_its_rule(mutant, monkeypatch, ledger_url):
     assert world.shop.signed <= world.may_sign
 
 
-def test_without_a_mutant_the_budget_is_used_up_and_nothing_is_refused(monkeypatch, ledger_url):
-    world = World(monkeypatch, ledger_url)
+@pytest.mark.parametrize("terms", [open_terms, lost_upto])
+def test_without_a_mutant_the_budget_is_used_up_and_nothing_is_refused(monkeypatch, ledger_url, terms):
+    world = World(monkeypatch, ledger_url, terms=terms)
     world.buy()
     world.close()
     assert (world.rules, world.shop.signed) == ([], 50_000)

@@ -8,9 +8,8 @@ from tests.support.ledger import START_MS, Clock, a_hold, an_id, usd
 from x402guard.errors import IllegalTransition, X402GuardError
 from x402guard.kernel.change_set import Now
 from x402guard.kernel.commit import check
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Billed, PayAgain, Stated, Unsent, Unsigned
-from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, Nanos, NodeKind, NodeState
 from x402guard.kernel.table import STEPS
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.sessions import NodeRequest, ensure_wallet, open_node
@@ -99,7 +98,7 @@ def edit(view, what, name, how):
 def test_what_passes_keeps_the_promise(edits):
     store = a_ledger()
     scope = Scope(nodes=(WALLET, "s"), holds=(*map(an_id, NAMES), "second"), durable=True)
-    loaded = store._rows.load(scope, StoreClock(lambda: START_MS, lambda: START_MS))
+    loaded = store._rows.load(scope, StoreClock(lambda: START_MS, lambda: START_MS).read)
     view = LedgerView(loaded)
     try:
         for what, name, how in edits:

@@ -18,7 +18,9 @@ BUDGET = "$0.055"
 class World:
     """One guard, one session, one seller; what the kernel refuses is noted with its rule."""
 
-    def __init__(self, monkeypatch, url, *, day=False, session=BUDGET, wallet=BUDGET, terms=open_terms, signs=None):
+    def __init__(
+        self, monkeypatch, url, *, day=False, session=BUDGET, wallet=BUDGET, terms=open_terms, signs=None, exposure=None
+    ):
         self.rules, self.patch = [], monkeypatch
         self.may_sign = LIMIT_ATOMIC if signs is None else signs * 10_000
         check = kernel_ledger.check
@@ -31,7 +33,9 @@ class World:
                 raise
 
         monkeypatch.setattr(kernel_ledger, "check", noted)
-        policy = Policy(breaker=None, loop=None, velocity=None)
+        policy = Policy(
+            breaker=None, loop=None, velocity=None, **({} if exposure is None else {"reorg_exposure": exposure})
+        )
         self.guard = make_guard(
             url, unsafe_no_chain=True, policy=policy, **({} if wallet is None else {"budget": wallet})
         )
@@ -58,12 +62,12 @@ class World:
     def live(self):
         return list(self.store.outstanding())
 
-    def change(self, change, hold, *, durable=True, marks=(), nodes=None, **scope):
+    def change(self, change, hold, *, durable=True, marks=(), nodes=None, new=(), **scope):
         """Run a faulty change on a hold. The kernel may refuse it."""
         ids = (hold.node_id,) if nodes is None else nodes
         with suppress(X402GuardError):
             self.store.transact(
-                Scope(nodes=ids, holds=(hold.id,), marks=marks, durable=durable, **scope),
+                Scope(nodes=ids, holds=(hold.id, *new), marks=marks, durable=durable, **scope),
                 lambda view: change(view, view.known_hold(hold.id)),
             )
 

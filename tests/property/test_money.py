@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from x402guard.kernel.money import MAX_NANOS
+from x402guard.kernel.rows import MAX_NANOS
 from x402guard.money import atomic_to_nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 
 nanos = st.integers(0, MAX_NANOS)

@@ -8,8 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.support.examples import examples
 from tests.support.ledger import Books, a_transfer, an_id
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldKind, NodeKind, NodeState, Window
+from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldKind, Nanos, NodeKind, NodeState, Window
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Note, Void

@@ -24,7 +24,7 @@ from tests.soak.layout import LIFETIME_S, MOST_JUMPS_S, Lines, Plan, SharedClock
 from tests.soak.seller import LyingSeller
 from tests.soak.server import LedgerServer
 from x402guard import Guard
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.owner import owner_mark, set_limit
 from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars

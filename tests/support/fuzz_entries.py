@@ -19,8 +19,7 @@ from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.flow.ports import Funds
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Claim
+from x402guard.kernel.rows import Claim, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.llm.answer import AnswerReader

@@ -5,9 +5,8 @@ from msgspec.structs import astuple, replace
 from x402guard.kernel.commit import NAMED
 from x402guard.kernel.given_back import EXPOSED, exposed_mark
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import AtHead, Cancelled, Final, Undone, UnusedPastDeadline
-from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldKind, NodeKind, Purpose, entry_hash
+from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldKind, Nanos, NodeKind, Purpose, entry_hash
 from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.bills import BILLED_USAGE, STATED
 from x402guard.ledger.events import Capture, Correct, Expire, Note, Reopen, Void

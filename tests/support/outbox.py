@@ -1,8 +1,7 @@
 """What a store tells its outbox."""
 
 from tests.support.ledger import START_MS, a_hold, usd
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, Node, NodeKind
+from x402guard.kernel.rows import WALLET, Claim, Evidence, HoldState, Nanos, Node, NodeKind
 
 LAST = {"node_id": "s", "seq": 3, "hash": "ab" * 32}
 WHOLE = a_hold(

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from x402guard.errors import ConfigError
 from x402guard.guard.settings import CONFIG, CONFIG_FILE
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import dollars_to_nanos
 from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.views.words import json_text, printable

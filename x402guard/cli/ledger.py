@@ -22,8 +22,7 @@ from x402guard.guard.arguments import existing_ledger
 from x402guard.guard.clock import accept_clock, refuse_strange_clock
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET
+from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.lost import count_lost
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.queries import ended_instances

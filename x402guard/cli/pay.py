@@ -19,8 +19,7 @@ from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.http.logical import may_be_billed
 from x402guard.http.transport import GuardedTransport
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET
+from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.stores import ledger_exists
 from x402guard.views.words import json_text, printable

@@ -17,7 +17,7 @@ from x402guard.flow.address import is_loopback
 from x402guard.flow.surroundings import ending_signals
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import format_dollars
 
 _NAME = "proxy"

@@ -14,7 +14,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.owner import check_reason
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED

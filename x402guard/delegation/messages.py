@@ -26,7 +26,7 @@ from x402guard.delegation.names import LONGEST_NAME, MOST_NAMES, is_name
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.flow.surroundings import here
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.reach import as_tool

@@ -15,8 +15,7 @@ from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Node, NodeKind
+from x402guard.kernel.rows import Nanos, Node, NodeKind
 from x402guard.ledger.authorize import Refusal, check_open, note_granted
 from x402guard.ledger.budgets import TASK_STARVED
 from x402guard.ledger.delegations import (

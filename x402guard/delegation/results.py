@@ -14,7 +14,7 @@ from x402guard.errors import ApprovalDenied, ConfigError, NeedsReview
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Notify, Transact
 from x402guard.flow.refusals import refused
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal, check_open
 from x402guard.ledger.delegations import (
     UNANSWERED,

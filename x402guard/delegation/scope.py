@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from x402guard.delegation.names import MOST_NAMES, is_name
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.context import Context
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import BUDGET, Refusal, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.token_budget import tokens_left

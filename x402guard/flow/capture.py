@@ -11,9 +11,8 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Billed, Stated
-from x402guard.kernel.rows import Claim, Evidence, Hold, HoldKind, HoldState
+from x402guard.kernel.rows import Claim, Evidence, Hold, HoldKind, HoldState, Nanos
 from x402guard.ledger.bills import BILLED_NOTHING, BILLED_REFUSED, BILLED_USAGE, STATED
 from x402guard.ledger.budgets import trip_session
 from x402guard.ledger.events import Capture, Correct, Note, Void
@@ -117,7 +116,9 @@ def write_bill(
     The session's tokens count the stated usage, or *most_tokens* without one. The guards count the *outcome*.
     """
     step = step_of(hold)
-    restrains = bill.amount > hold.amount or bill.latches
+    spike = context.policy.spike
+    may_trip = spike is not None and spike.action == "trip" and bill.usage is not None
+    restrains = bill.amount > hold.amount or bill.latches or may_trip
     tokens = context.tokens if bill.usage is not None or most_tokens else None
     used = max(bill.tokens, most_tokens) if bill.usage is None else tokens_in(bill.usage)
     late = Reservation(call_tokens(hold.id), used, context.instance, llm=True)

@@ -11,8 +11,7 @@ from msgspec import Struct, field
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import Flow
 from x402guard.kernel.evm import Address
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Hold
+from x402guard.kernel.rows import Hold, Nanos
 from x402guard.ledger.purchases import Presentation
 from x402guard.ledger.token_budget import TokenLimit
 from x402guard.policy import Policy

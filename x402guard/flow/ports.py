@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from x402guard.kernel.evm import Address
+from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Hold
 from x402guard.kernel.signer import Signable
 from x402guard.ledger.findings import Finding, Unreadable
@@ -23,12 +24,12 @@ class Slot(Protocol):
         """Let a call that waits take it as soon as *is_lost* says so, or after *most_s* seconds."""
 
 
-class Signer(Protocol):
-    """The key. It signs only a committed hold, and never sees a bare message."""
+class Signer(Signs, Protocol):
+    """The key. It signs only a committed hold, and never sees a bare message.
 
-    @property
-    def address(self) -> Address:
-        """The account that pays."""
+    Its ``sign`` reads the hold's row itself, recomputes everything that it signs, and compares. It raises ``SignerError``
+    for a definite no. Any other exception means that a signature may exist somewhere.
+    """
 
     @property
     def inline(self) -> bool:
@@ -41,13 +42,6 @@ class Signer(Protocol):
         """Return the 65-byte signature of the ``CancelAuthorization`` of a live EIP-3009 hold, checked as in ``sign``.
 
         Raises ``SignerError`` for any other hold.
-        """
-
-    def sign(self, hold: Hold) -> bytes:
-        """Return the 65-byte signature of a hold's payment.
-
-        The signer reads the hold's row itself, recomputes everything that it signs, and compares. Raises
-        ``SignerError`` for a definite no. Any other exception means that a signature may exist somewhere.
         """
 
 

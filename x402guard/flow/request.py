@@ -12,8 +12,7 @@ from msgspec import Struct
 from x402guard.errors import PaymentRefused, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, SendFailed, Transact
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Purpose
+from x402guard.kernel.rows import Nanos, Purpose
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.steps import DIRECT, short_route, shown_host, whole_routes

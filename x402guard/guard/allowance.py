@@ -23,8 +23,7 @@ from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import AllowanceRow
 from x402guard.kernel.evm import Address, keccak
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET
+from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.kernel.signer import AllowanceTerms
 from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.view import LedgerView, Scope

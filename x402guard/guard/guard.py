@@ -42,8 +42,7 @@ from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, kernel_opened, opener_of, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET
+from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.lost import enter_ends
 from x402guard.ledger.owner import owner_mark

@@ -18,8 +18,7 @@ from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import Opened
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Node, NodeKind
+from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node

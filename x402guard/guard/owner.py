@@ -31,8 +31,7 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, Nanos, NodeKind, NodeState
 from x402guard.ledger.budgets import as_line, unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds

@@ -10,13 +10,12 @@ from decimal import Decimal
 from typing import Any
 
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import NOTHING, WALLET, Hold, Node
+from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.delegations import Delegation, standing_of
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.questions import question_id
-from x402guard.ledger.tree import remaining
+from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.views.words import printable
@@ -273,7 +272,7 @@ class LimitChange(_Row):
 
     def done(self, node: Node) -> LimitChange:
         """Return the change as it was made; *node* is the budget afterwards."""
-        left = nanos_to_decimal(max(0, node.plain_room or 0))
+        left = nanos_to_decimal(max(0, plain_room(node) or 0))
         return replace(self, left=left, state=str(node.state))
 
 

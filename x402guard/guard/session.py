@@ -36,8 +36,7 @@ from x402guard.guard.opening import (
     parse_limit,
     undoing_ids,
 )
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Node, NodeKind
+from x402guard.kernel.rows import Nanos, Node, NodeKind
 from x402guard.ledger.authorize import OUTLIVES_CHILD
 from x402guard.ledger.queries import Prediction, prediction_of
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope

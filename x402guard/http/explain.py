@@ -16,8 +16,7 @@ from x402guard.flow.request import RequestFacts
 from x402guard.http.leaving import CONNECT
 from x402guard.http.request import lines_of, mark_guarded, request_facts
 from x402guard.http.response import decoded_body
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import Meter, Unmetered, classify
 from x402guard.money import format_dollars

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from x402guard.errors import PaidNotDelivered, PaymentRefused, SettlementUncertain, X402GuardError
 from x402guard.http.response import REFUSAL
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import dollars_to_nanos
 
 _MOST_CAUSES: Final = 100

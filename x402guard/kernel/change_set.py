@@ -11,9 +11,8 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.json import Decoder, Encoder
 
-from x402guard.kernel.money import NANOS_PER_DOLLAR
 from x402guard.kernel.proofs import ByOwner, Proof
-from x402guard.kernel.rows import WALLET, Entry, Hold, HoldState, Node
+from x402guard.kernel.rows import NANOS_PER_DOLLAR, WALLET, Entry, Hold, HoldState, Node
 
 MarkKey = tuple[str, str]
 """(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""

@@ -28,21 +28,16 @@ class Move:
         before, after: its rows; *before* is None for a new hold.
         steps: in their order. *names*: theirs. *is_lost*: it is entered again, because the ledger's server has lost it.
         taken: what the hold takes before the first step, and after each.
-        fault: what is wrong with the steps, or "".
+        fault: what is wrong with the steps, or "". *place*: the name of its row in an error.
     """
 
-    __slots__ = ("after", "before", "fault", "is_lost", "names", "steps", "taken")
+    __slots__ = ("after", "before", "fault", "is_lost", "names", "place", "steps", "taken")
 
     def __init__(self, before: Hold | None, after: Hold, steps: tuple[Step, ...]) -> None:
         self.before, self.after, self.steps = before, after, steps
         self.taken, self.fault = _played(before, after, steps)
-        self.names = {step.name for step in steps}
-        self.is_lost = bool(steps) and isinstance(steps[0].proof, Lost)
-
-    @property
-    def place(self) -> str:
-        """The name of its row in an error."""
-        return f"hold {self.after.id}"
+        self.names, self.place = {step.name for step in steps}, f"hold {after.id}"
+        self.is_lost = before is None and bool(steps) and isinstance(steps[0].proof, Lost)
 
     @property
     def is_new_and_live(self) -> bool:
@@ -53,6 +48,11 @@ class Move:
         """Return the last proof of its steps, or of those with a name."""
         named = (step.proof for step in reversed(self.steps) if name in ("", step.name))
         return next((proof for proof in named if proof is not None), None)
+
+    def played(self) -> Iterator[tuple[Taken, Taken, Step]]:
+        """Yield what it takes before and after each step, and the step; not of the one that begins it."""
+        steps = self.steps if self.before is not None else self.steps[1:]
+        yield from zip(self.taken, self.taken[1:], steps, strict=False)
 
     def held(self) -> int:
         """Return by how much it changes what is held, in its unit."""
@@ -108,16 +108,6 @@ class Changes:
         self.nodes = {node.id: (self.old(node.id), node) for node in change_set.nodes}
         self.commands = {(each.node_id, each.command) for each in change_set.owner}
 
-    def in_order(self) -> Iterator[tuple[Move, Taken, Taken]]:
-        """Yield each step of all holds in the order of the change set: its hold, and what that takes before and after it."""
-        moves = {move.after.id: (move, iter(zip(move.taken, move.taken[1:], strict=False))) for move in self.moves}
-        for step in self.sent.change_set.steps:
-            move, played = moves.get(step.hold_id, (None, iter(())))
-            if move is not None and step.name != AUTHORIZE:
-                for was, now in played:
-                    yield move, was, now
-                    break
-
     def old(self, node_id: str) -> Node | None:
         """Return the row before of a node, with its window rolled to the kernel's clock; None for a new node."""
         row = self.before.nodes.get(node_id)
@@ -149,7 +139,4 @@ class Changes:
         """Return a mark as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
         if mark_name(key) not in self.before.marks:
             refuse("giving back", f"mark {'/'.join(key)}", "it was not loaded")
-        for written, value in self.sent.change_set.marks:
-            if written == key:
-                return value
-        return self.before.marks[mark_name(key)]
+        return dict(self.sent.change_set.marks).get(key, self.before.marks[mark_name(key)])

@@ -15,17 +15,19 @@ written, and nothing is signed.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
-from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, Now, Opened, Submission, mark_name
+from x402guard.kernel.change_set import Before, ChangeSet, Now, Opened, Submission
 from x402guard.kernel.changes import Changes, Move, refuse
 from x402guard.kernel.given_back import check_exposed, check_given_back, check_marks, is_of
-from x402guard.kernel.money import MAX_NANOS
+from x402guard.kernel.moved import STILL, ZERO, check_loaded, moved
 from x402guard.kernel.proofs import ByOwner, PayAgain, Undone
 from x402guard.kernel.rows import (
     HOLD_FIXED,
+    MAX_NANOS,
     Delivery,
     Evidence,
     Hold,
@@ -34,7 +36,6 @@ from x402guard.kernel.rows import (
     Node,
     NodeKind,
     NodeState,
-    entry_hash,
 )
 from x402guard.kernel.table import FORGIVE
 from x402guard.kernel.windows import closing_ms, past_after, window_start_ms
@@ -80,8 +81,14 @@ def lifecycle(changes: Changes) -> None:
         _check_closing(changes, move)
         if after.captured < 0 or (after.state is not HoldState.CAPTURED and after.captured):
             refuse("lifecycle", move.place, f"it is {after.state} with {after.captured} captured")
+        if before is not None and not move.names - _KEEP and _ended(before) != _ended(after):
+            refuse("lifecycle", move.place, "what it has captured, its evidence or its proof changes without a step")
         if "reopen" in move.names:
             _check_reopened(move)
+
+
+_KEEP: Final = frozenset({"note", FORGIVE})
+_ended: Final = attrgetter("state", "captured", "evidence", "proof", "ended_by")
 
 
 def _check_begun(changes: Changes, move: Move) -> None:
@@ -116,7 +123,7 @@ def _check_begun(changes: Changes, move: Move) -> None:
 def _check_reopened(move: Move) -> None:
     """Only what a chain has ended is open again: a payment that was given back unsigned stays so."""
     proof, before = move.proof("reopen"), move.before
-    if not isinstance(proof, Undone) or not is_of(move.after, proof):
+    if not isinstance(proof, Undone) or move.after.intent is None or not is_of(move.after, proof):
         refuse("lifecycle", move.place, "it is reopened, and no chain shows that its block was undone")
     if before is None or before.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
         refuse("lifecycle", move.place, "it is reopened, and no chain has ended it")
@@ -130,6 +137,8 @@ def _check_presented(move: Move, before: Hold) -> None:
         refuse("lifecycle", move.place, "another instance answers for it, and it is not presented again")
     if before.chain_evidence and not after.chain_evidence:
         refuse("lifecycle", move.place, "a chain could prove how it ended, and could no more")
+    if after.delivery is Delivery.DONE and before.delivery not in (Delivery.OPEN, Delivery.DONE):
+        refuse("lifecycle", move.place, f"its answer is {before.delivery}, and would be handed over")
     is_forgiven = after.delivery is Delivery.FORGIVEN and before.delivery is not Delivery.FORGIVEN
     if is_forgiven and not isinstance(move.proof(FORGIVE), PayAgain | ByOwner):
         refuse("lifecycle", move.place, "its purchase is closed, by neither its owner nor its caller")
@@ -141,11 +150,10 @@ def _check_closing(changes: Changes, move: Move) -> None:
         if move.after.closed_ms != move.taken[0].closed_ms:
             _check_clocked(changes, move)
         return
-    steps = move.steps if move.before is not None else move.steps[1:]
-    for (was, after), step in zip(zip(move.taken, move.taken[1:], strict=False), steps, strict=True):
+    for was, after, step in move.played():
         expected = was.closed_ms
         if step.name == "reopen":
-            expected = after.closed_ms if after.closed_ms in (0, was.closed_ms) else 0
+            expected = was.closed_ms if after.closed_ms and was.captured == move.after.amount else 0
         elif after.state is HoldState.CAPTURED and not was.closed_ms:
             hold = move.after
             since = [node.since_ms for node in changes.path(hold.node_id) if node.window is not None]
@@ -160,7 +168,8 @@ def _check_closing(changes: Changes, move: Move) -> None:
 def _check_clocked(changes: Changes, move: Move) -> None:
     """The owner's clock command alone moves when a hold has closed: to now."""
     closed_ms = move.after.closed_ms
-    if closed_ms != changes.now.clock_ms or not any(command == "clock" for _, command in changes.commands):
+    by_clock = any(command == "clock" for _, command in changes.commands)
+    if not by_clock or not closed_ms == changes.now.clock_ms < move.taken[-1].closed_ms:
         refuse(
             "lifecycle", move.place, f"closed_ms would be {closed_ms}, and its steps end at {move.taken[-1].closed_ms}"
         )
@@ -173,7 +182,9 @@ def worth(changes: Changes) -> None:
     table lacks is refused; a live hold in another process's token passes unchanged.
     """
     for move in changes.moves:
-        if move.before is None and move.after.intent is not None and not move.is_lost:
+        intent = move.after.intent
+        known = intent is not None and (not move.is_lost or changes.opened.token(intent.network, intent.token))
+        if move.before is None and known:
             check_worth(changes.opened, move.after)
 
 
@@ -196,16 +207,18 @@ def giving_back(changes: Changes) -> None:
     that are not final stays within ``opened.most_exposed`` in sum.
     """
     for move in changes.moves:
-        before, after = move.before, move.after
-        was = 0 if before is None else before.counts
-        if after.intent is not None:
-            amount, taken = after.amount, after.captured
-            if after.state is HoldState.CAPTURED and after.intent.scheme == "exact" and taken not in (0, amount):
-                refuse("giving back", move.place, f"an exact payment of {amount} would be captured at {taken}")
-            if taken > amount and after.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
-                refuse("giving back", move.place, f"{taken} would be captured, and {amount} was signed")
-        if after.counts < was:
-            check_given_back(changes, move)
+        hold, amount = move.after, move.after.amount
+        for was, now, step in move.played():
+            if hold.intent is not None and now.state is HoldState.CAPTURED:
+                if hold.intent.scheme == "exact" and now.captured not in (0, amount):
+                    refuse(
+                        "giving back", move.place, f"an exact payment of {amount} would be captured at {now.captured}"
+                    )
+                if now.captured > amount and hold.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+                    refuse("giving back", move.place, f"{now.captured} would be captured, and {amount} was signed")
+            less = hold.intent is not None and now.captured < amount and now.state is HoldState.CAPTURED
+            if now.counts(amount) < was.counts(amount) or (less and step.name in ("capture", "correct")):
+                check_given_back(changes, move, was.state, step)
     check_exposed(changes)
     check_marks(changes)
 
@@ -219,11 +232,11 @@ def books(changes: Changes) -> None:
     There is one root, named at opening; every other money node hangs below it; no parent and no kind changes. A new node
     begins at zero, and all but the root with a limit. A row that was neither loaded nor looked for is not written.
     """
-    _check_loaded(changes)
-    moved = _moved(changes)
+    check_loaded(changes)
+    sums = moved(changes)
     for node_id, (before, after) in changes.nodes.items():
-        was = _ZERO if before is None else before
-        by = moved.get(node_id, _STILL)
+        was = ZERO if before is None else before
+        by = sums.get(node_id, STILL)
         if (
             after.captured - was.captured != by.captured
             or after.held - was.held != by.held
@@ -243,87 +256,11 @@ def books(changes: Changes) -> None:
         if (after.seq, after.head) != ((by.seq, by.head) if by.seq else (was.seq, was.head)):
             refuse("books", f"node {node_id}", "its head is not its last entry")
         _check_node(changes, before, after)
-    for node_id, by in moved.items():
+    for node_id, by in sums.items():
         if by.granted_out != by.drawn:
             refuse("books", f"node {node_id}", f"its children draw {by.drawn}, and it has granted {by.granted_out}")
         if node_id not in changes.nodes and (by.holds_captured or by.holds_held or by.live or by.seq):
             refuse("books", f"node {node_id}", "its holds or entries move it, and its row is not written")
-
-
-class _Moved:
-    """By how much one node is moved: by its holds, by its entries, and by what its children draw."""
-
-    __slots__ = (
-        "captured", "drawn", "granted_in", "granted_out", "head", "held", "holds_captured", "holds_held", "live", "seq", "usage",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.captured = self.held = self.granted_in = self.granted_out = self.usage = 0
-        self.holds_captured = self.holds_held = self.live = self.drawn = self.seq = 0
-        self.head = ""
-
-
-_STILL: Final = _Moved()
-_ZERO: Final = Node("", None, NodeKind.SESSION, "", None, 0, 0)
-
-
-def _check_loaded(changes: Changes) -> None:
-    change_set, loaded = changes.sent.change_set, changes.before
-    seen: set[str] = set()
-    for node in change_set.nodes:
-        if node.id not in loaded.nodes or node.id in seen:
-            refuse("books", f"node {node.id}", "it is written twice, or was neither loaded nor looked for")
-        seen.add(node.id)
-    seen.clear()
-    for hold in change_set.holds:
-        if hold.id not in loaded.holds or hold.id in seen:
-            refuse("books", f"hold {hold.id}", "it is written twice, or was neither loaded nor looked for")
-        seen.add(hold.id)
-    for key, _ in change_set.marks:
-        if key[0] in MONEY_MARKS and mark_name(key) not in loaded.marks:
-            refuse("books", f"mark {mark_name(key)}", "it is written, and was neither loaded nor looked for")
-
-
-def _moved(changes: Changes) -> dict[str, _Moved]:
-    """Return by how much each node is moved.
-
-    Raises ``IllegalTransition`` for an entry that does not follow the one before it, or whose seal is not its own.
-    """
-    found: dict[str, _Moved] = {}
-    for move in changes.moves:
-        node_id, held = move.after.node_id, move.held()
-        by = found[node_id] = found.get(node_id) or _Moved()
-        by.holds_captured += move.captured()
-        by.holds_held += held
-        if held:
-            by.live += held
-            for node in changes.path(node_id)[1:]:
-                if changes.opened.keeps_idle and changes.lends(node.id):
-                    break
-                above = found[node.id] = found.get(node.id) or _Moved()
-                above.live += held
-    clock_ms, now_ms = changes.now.clock_ms, changes.now.now_ms
-    for entry in changes.sent.change_set.entries:
-        by = found[entry.node_id] = found.get(entry.node_id) or _Moved()
-        if not by.seq:
-            row = changes.before.nodes.get(entry.node_id)
-            by.seq, by.head = (0, "") if row is None else (row.seq, row.head)
-        if entry.seq != by.seq + 1 or entry.previous != by.head or entry.hash != entry_hash(astuple(entry)[:-1]):
-            refuse("books", f"node {entry.node_id}", f"entry {entry.seq} does not follow {by.seq}, or is not sealed")
-        if not clock_ms <= entry.at_ms <= now_ms:
-            refuse("books", f"node {entry.node_id}", f"entry {entry.seq} is dated {entry.at_ms}, and now is {now_ms}")
-        by.seq, by.head = entry.seq, entry.hash
-        by.captured += entry.captured
-        by.held += entry.held
-        by.granted_out += entry.granted_out
-        if entry.hold_id is None and entry.captured > 0:
-            by.usage += entry.captured
-        if entry.granted_in:
-            by.granted_in += entry.granted_in
-            parent_id = changes.node(entry.node_id).parent_id or ""
-            above = found[parent_id] = found.get(parent_id) or _Moved()
-            above.drawn += entry.granted_in
-    return found
 
 
 def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
@@ -339,13 +276,17 @@ def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
             refuse("books", place, f"its limit would rise from {before.limit} to {after.limit}, and no owner says so")
         if before.until_ms is not None and (after.until_ms is None or after.until_ms > before.until_ms):
             refuse("books", place, f"its end would move from {before.until_ms} to {after.until_ms}")
-        is_now = changes.now.clock_ms <= after.last_ms <= changes.now.now_ms
-        if after.last_ms != before.last_ms and not is_now and not by_clock:
+        clock_ms = changes.now.clock_ms
+        is_now = clock_ms <= after.last_ms <= changes.now.now_ms
+        if after.last_ms != before.last_ms and not is_now and not (by_clock and after.last_ms <= before.last_ms):
             refuse("books", place, f"last_ms would be {after.last_ms}, and now is {changes.now.now_ms}")
-        if after.since_ms != before.since_ms and not by_clock:
+        begins_ms = before.since_ms
+        if by_clock and after.window is not None and begins_ms > clock_ms:
+            begins_ms = window_start_ms(after.window, clock_ms)
+        if after.since_ms not in (before.since_ms, begins_ms):
             refuse("books", place, f"its window began at {before.since_ms} and would begin at {after.since_ms}")
     expected = _past(changes, before, after)
-    if after.past != expected and not by_clock:
+    if after.past != expected and not (by_clock and 0 <= after.past <= expected):
         refuse("books", place, f"past would be {after.past}, and the windows work out {expected}")
     used, drawn, parent_id = after.captured + after.held + after.granted_out, after.granted_in, after.parent_id
     keeps = drawn > used and parent_id is not None and after.state is NodeState.OPEN and changes.lends(parent_id)
@@ -364,6 +305,8 @@ def _check_new(changes: Changes, node: Node) -> None:
         refuse("books", place, f"a {node.kind} does not hang below {node.parent_id!r}")
     elif node.limit is None:
         refuse("books", place, "a new node has a limit")
+    elif changes.path(node.id)[-1].id != changes.opened.root:
+        refuse("books", place, f"it does not hang below {changes.opened.root!r}")
     since_ms = 0 if node.window is None else window_start_ms(node.window, node.created_ms)
     is_now = changes.now.clock_ms <= node.created_ms <= changes.now.now_ms
     if not is_now or node.since_ms != since_ms:
@@ -375,9 +318,10 @@ def _past(changes: Changes, before: Node | None, after: Node) -> int:
     past = 0 if before is None else before.past
     if after.window is None:
         return past
-    for move, was, now in changes.in_order():
+    for move in changes.moves:
         if after.id in {each.id for each in changes.path(move.after.node_id)}:
-            past = past_after(replace(after, past=past), was, now)
+            for was, now, _ in move.played():
+                past = past_after(replace(after, past=past), was, now)
     return past
 
 
@@ -454,9 +398,8 @@ def once(changes: Changes) -> None:
         if changes.before.purchase != key or (is_named and not changes.before.named):
             refuse("once", move.place, "the payments of its purchase were not loaded")
         after = {each.after.id: each.after for each in changes.moves}
-        for row in changes.before.holds.values():
-            known = None if row is None else after.get(row.id, row)
-            if known is None or known.purchase_key != key or known.id == hold.id:
+        for known in {**{row.id: row for row in changes.before.holds.values() if row is not None}, **after}.values():
+            if known.purchase_key != key or known.id == hold.id:
                 continue
             if not _is_remembered(changes, known):
                 continue

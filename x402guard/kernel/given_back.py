@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from x402guard.kernel import proofs
-from x402guard.kernel.change_set import MONEY_MARKS, MarkKey, mark_name
+from x402guard.kernel.change_set import MONEY_MARKS, MarkKey, Step, mark_name
 from x402guard.kernel.changes import Changes, Move, refuse
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
 
@@ -30,14 +30,14 @@ def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
     return "proof", f"{network}/{transaction.lower()}/{log_index}"
 
 
-def check_given_back(changes: Changes, move: Move) -> None:
-    """Check the proof of a hold that counts less than before. Raises ``IllegalTransition``."""
-    hold, proof = move.after, move.proof()
+def check_given_back(changes: Changes, move: Move, was: HoldState, step: Step) -> None:
+    """Check the proof of a step after which a hold counts less. Raises ``IllegalTransition``."""
+    hold, proof = move.after, step.proof
     if hold.intent is not None:
-        _check_payment(changes, move)
+        _check_payment(changes, move, proof)
         return
     kinds = _BILLED if isinstance(proof, proofs.Billed) else _STATED if isinstance(proof, proofs.Stated) else ()
-    if hold.kind not in kinds or move.before is None or move.before.state is not HoldState.HELD:
+    if not move.is_lost and (hold.kind not in kinds or was is not HoldState.HELD):
         refuse(_RULE, move.place, f"a {hold.kind} hold would count less by {_name(proof)}")
 
 
@@ -45,8 +45,8 @@ def _name(proof: object) -> str:
     return "no proof" if proof is None else type(proof).__name__
 
 
-def _check_payment(changes: Changes, move: Move) -> None:
-    hold, proof, before = move.after, move.proof(), move.before
+def _check_payment(changes: Changes, move: Move, proof: proofs.Proof | None) -> None:
+    hold, before = move.after, move.before
     ends_empty = hold.state in (HoldState.VOIDED, HoldState.EXPIRED) or not hold.captured
     match proof:
         case proofs.Unsigned(hold_id):
@@ -76,12 +76,8 @@ def _is_first(before: Hold | None, hold: Hold) -> bool:
 def is_of(hold: Hold, proof: proofs.OfPayment) -> bool:
     """True if a chain proof names this payment."""
     payment = hold.payment()
-    return (proof.network, proof.token, proof.payer, proof.nonce) == (
-        payment.network,
-        payment.token,
-        payment.payer,
-        hold.id,
-    )
+    ours = (payment.network, payment.token, payment.payer, hold.id)
+    return (proof.network, proof.token, proof.payer, proof.nonce) == ours
 
 
 def _is_dead(changes: Changes, hold: Hold, block_time: int) -> bool:
@@ -164,6 +160,8 @@ def check_marks(changes: Changes) -> None:
         if kind not in MONEY_MARKS:
             continue
         known = changes.before.marks.get(mark_name((kind, key)))
+        if kind == "proof" and (value.keys() != {"hold"} or type(value["hold"]) is not str):
+            refuse(_RULE, f"mark proof/{key}", "it names no hold")
         if kind == "proof" and known is not None and known["hold"] not in ("", value["hold"]):
             owner = next((move for move in changes.moves if move.after.id == known["hold"]), None)
             if owner is None or owner.before is None or owner.before.proof != key or owner.after.proof == key:

@@ -6,22 +6,54 @@ A store keeps rows. It never sees a decision, and it is handed rows to write by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self, final
 
 import coincurve
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, IllegalTransition, SignerError
-from x402guard.kernel.change_set import ChangeSet, Now, Opened
+from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, Now, Opened
 from x402guard.kernel.commit import check, check_worth
 from x402guard.kernel.evm import Address, checksum_address, keccak, normalise_signature
-from x402guard.kernel.load import Clock, Loaded, Rows
+from x402guard.kernel.proofs import Unsigned
 from x402guard.kernel.released import Released
-from x402guard.kernel.rows import Hold, HoldState
-from x402guard.kernel.signer import KeySigner, Signable
+from x402guard.kernel.rows import Hold, HoldState, Node
+from x402guard.kernel.signer import KeySigner, Signable, committed
 from x402guard.kernel.sound import Sound
 from x402guard.kernel.typed_data import typed_data
+
+Clock = Callable[[], tuple[int, int]]
+"""Returns the believed time in unix milliseconds, and how far the machine's clock is ahead of it: no room can set it."""
+
+
+class Rows(Protocol):
+    """A store's rows within one transaction."""
+
+    def load(self, scope: Any, clock: Clock) -> Loaded:
+        """Return the rows that a room asks for with all their ancestors, as of the time of *clock*."""
+
+    def busy(self) -> Iterable[Node]:
+        """Return every node that keeps idle budget or holds something, and all above them; none where none may."""
+
+    def add(self, change_set: ChangeSet) -> None:
+        """Take the rows of a change set that was checked. The kernel alone calls it."""
+
+
+class Loaded(Protocol):
+    """What a store has loaded for one decision: the rows for the check, and whatever else the room asks to see.
+
+    Times are in unix milliseconds: the store's clock, and the same but never below the last time of a node that was
+    loaded. The kernel sets ``forget``: hold → ``Unsigned``, or None.
+    """
+
+    before: Before
+    clock_ms: int
+    now_ms: int
+    forget: Callable[[str], Unsigned | None]
+
+    keeps_idle: bool
+
 
 Propose = Callable[[Any], ChangeSet]
 """A pure decision over what a store has loaded (``Loaded``). It may be run again, on rows that were loaded again."""
@@ -55,22 +87,33 @@ class Work:
         loaded = rows.load(self._scope, ledger.clock())
         ledger.sound.look(loaded.before, keeps_idle=loaded.keeps_idle)
         loaded.forget = released.forget
+        known, clock_ms, keeps_idle = loaded.before, loaded.clock_ms, loaded.keeps_idle
+        before = Before(dict(known.nodes), dict(known.holds), dict(known.marks), known.purchase, known.named)
         change_set = self._propose(loaded)
+        if len(known.nodes) > len(before.nodes):  # the room has asked for those that keep idle budget
+            for node in rows.busy():
+                before.nodes.setdefault(node.id, node)
+            ledger.sound.look(before, keeps_idle=keeps_idle)
         if not (change_set.nodes or change_set.holds or change_set.marks or change_set.entries):
             return
-        now = Now(loaded.clock_ms, loaded.now_ms, *released.known(change_set.steps), self._lost)
-        check(_as_loaded(ledger.opened, loaded), loaded.before, change_set, now)
+        change_set = replace(
+            change_set,
+            durable=change_set.durable and self._scope.durable,
+            marks=tuple([(key, dict(row) if key[0] in MONEY_MARKS else row) for key, row in change_set.marks]),
+        )
+        now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
+        now = Now(clock_ms, now_ms, *released.known(change_set.steps), self._lost)
+        opened = (
+            ledger.opened if ledger.opened.keeps_idle is keeps_idle else replace(ledger.opened, keeps_idle=keeps_idle)
+        )
+        check(opened, before, change_set, now)
         self.ended = []
         for hold in change_set.holds:
             if hold.intent is not None and hold.state is not HoldState.HELD:
                 self.ended.append(hold.id)
-            elif hold.intent is not None and loaded.before.holds[hold.id] is None and hold.id not in self._lost:
+            elif hold.intent is not None and before.holds[hold.id] is None and hold.id not in self._lost:
                 released.begun(hold.id)
         rows.add(change_set)
-
-
-def _as_loaded(opened: Opened, loaded: Loaded) -> Opened:
-    return opened if opened.keeps_idle is loaded.keeps_idle else replace(opened, keeps_idle=loaded.keeps_idle)
 
 
 class Ledger(ABC):
@@ -158,12 +201,10 @@ class Ledger(ABC):
         """
         if isinstance(signer, KeySigner):
             return signer.sign(hold)  # it reads the row itself
-        row = self.signable(hold.id)
-        if row is None or row.intent is None:
-            raise SignerError("the payment is not in the ledger, and only payments in it are signed")
+        row = committed(self.signable, hold, signer.address)
         was_fresh = self.signable.give(row)
         try:
-            signature = normalise_signature(signer.sign(hold))
+            signature = normalise_signature(signer.sign(row))
         except SignerError:
             self.released.refused(hold.id, was_fresh=was_fresh)
             raise

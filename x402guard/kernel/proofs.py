@@ -1,11 +1,7 @@
 """The proofs: why a hold may count less, or why what the rules forbid may happen this once.
 
-A proof is a type, and each is made in one module (``tests/kernel/test_proofs.py`` lists them). The kernel believes none by
-its name: ``kernel.commit`` compares what it says with the hold's row. A sentence is a remark and frees nothing.
-
-What the kernel cannot see is whether a proof is true. Who makes one answers for that: the signer (``Unsigned``), the
-transport (``Unsent``), the chain reader (``AtHead``, ``Final``, ``Cancelled``, ``UnusedPastDeadline``, ``Undone``), the
-meter (``Billed``), the caller (``Stated``, ``PayAgain``), the owner (``ByOwner``), and this process's own record (``Lost``).
+Each is made in one place (``tests/kernel/test_rooms.py`` lists them). The kernel believes none by its name: it compares
+what a proof says with the hold's row. It cannot see whether a proof is true; who makes one answers for that.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Released:
         """Note that a signer on another machine has answered with a no: nothing was signed."""
         with self._lock:
             self._given[hold_id] = self._given.get(hold_id, 1) - 1
-            if was_fresh:
+            if was_fresh and not self._given[hold_id]:
                 self._fresh.add(hold_id)
 
     def forget(self, hold_id: str) -> Unsigned | None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NewType
 
 from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos
+
+Nanos = NewType("Nanos", int)
+"""Nano-dollars: an integer number of 1e-9 US dollars."""
+
+NANOS_PER_DOLLAR: Final = 1_000_000_000
+MAX_NANOS: Final = Nanos(10**18)
+"""One billion dollars: the largest amount or limit in the ledger. Sums of several fit a signed 64-bit column."""
 
 WALLET: Final = "wallet"
 """The id of the root node: the wallet's own budget."""
@@ -152,11 +158,6 @@ class Node(Struct, frozen=True, gc=False):
     def room(self) -> int | None:
         """The amount left under the node's own limit, in nano-dollars: negative past it, None without a limit."""
         return None if self.limit is None else self.limit - self.counted
-
-    @property
-    def plain_room(self) -> int | None:
-        """``room`` without the reserve for last LLM calls, in nano-dollars."""
-        return None if self.limit is None else self.limit - self.counted - self.reserve
 
 
 class Purpose(Struct, frozen=True, gc=False):

@@ -5,7 +5,6 @@ A payment whose hold is in the ledger, the cancellation of one, and the allowanc
 
 from __future__ import annotations
 
-import hmac
 import threading
 from operator import attrgetter
 from typing import Any, Final, NoReturn, Protocol
@@ -94,19 +93,17 @@ class KeySigner:
 
     def sign(self, hold: Hold) -> bytes:
         """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
-        row = self._live(hold)
-        digest = _checked_digest(row, self._address)
+        row = committed(self._lookup, hold, self._address)
         if self._lookup is not None:
             self._lookup.give(row)
-        return self._signed(digest)
+        return self._signed(typed_data(row.payment()).digest())
 
     def sign_cancellation(self, hold: Hold) -> bytes:
         """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.
 
         Signs nothing and raises ``SignerError`` for anything else.
         """
-        row = self._live(hold)
-        _checked_digest(row, self._address)  # the same checks as for the payment
+        row = committed(self._lookup, hold, self._address)  # the same checks as for the payment
         if row.payment().method != "eip3009":
             raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which a signature cannot cancel")
         return self._signed(cancellation_data(row.payment()).digest())
@@ -117,24 +114,6 @@ class KeySigner:
         signature = self._key.sign_recoverable(keccak(_TYPE_2 + rlp(fields)), hasher=None)
         r, s, parity = int.from_bytes(signature[:32]), int.from_bytes(signature[32:64]), signature[64]
         return _TYPE_2 + rlp((*fields, parity, r, s))
-
-    def _live(self, hold: Hold) -> Hold:
-        """Return the hold's committed row. Raises ``SignerError`` unless it is live and equal to *hold*."""
-        if self._lookup is None:
-            raise SignerError("this signer is not bound to a ledger; it signs only payments that are in one")
-        try:
-            row = self._lookup(hold.id) if isinstance(hold, Hold) else None
-        except LedgerUnavailable as error:
-            raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
-        if row is None or row.intent is None:
-            raise SignerError("the payment is not in the ledger, and only payments in it are signed")
-        # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
-        again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
-        if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
-            raise SignerError(
-                f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer"
-            )
-        return row
 
     def _signed(self, digest: bytes) -> bytes:
         return normalise_signature(self._key.sign_recoverable(digest, hasher=None))
@@ -171,24 +150,37 @@ _as_authorized: Final = attrgetter("id", *HOLD_FIXED, "flying_since_ms", "instan
 """What does not change of a hold while its request is in flight."""
 
 
-def _checked_digest(hold: Hold, address: Address) -> bytes:
-    """Recompute the digest from the hold's row, and compare every term with the server's offer and the hold."""
-    intent = hold.payment()
+def committed(lookup: Signable | None, hold: Hold, address: Address) -> Hold:
+    """Return the row of a payment that may be signed: committed, live, and equal to *hold* and to what was offered.
+
+    The digest is recomputed from the row. Raises ``SignerError`` for anything else.
+    """
+    if lookup is None:
+        raise SignerError("this signer is not bound to a ledger; it signs only payments that are in one")
+    try:
+        row = lookup(hold.id) if isinstance(hold, Hold) else None
+    except LedgerUnavailable as error:
+        raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
+    if row is None or row.intent is None:
+        raise SignerError("the payment is not in the ledger, and only payments in it are signed")
+    # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
+    again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
+    if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
+        raise SignerError(f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer")
+    intent = row.intent
     offered: dict[str, Any] = _DECODED(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     compared = {
-        "payer": (intent.payer, address),
+        "payer": (intent.payer.lower(), address.lower()),
         "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
         "token": (intent.token.lower(), str(offered.get("asset")).lower()),
         "amount": (str(intent.amount_atomic), str(amount).lstrip("0")),
         "network": (intent.network_as_offered, offered.get("network")),
-        "deadline": (intent.valid_until, hold.deadline_unix),
-        "nonce": (f"{intent.nonce:064x}", hold.id),
+        "deadline": (intent.valid_until, row.deadline_unix),
+        "nonce": (f"{intent.nonce:064x}", row.id),
+        "digest": (intent.digest, typed_data(intent).digest().hex()),
     }
     for name, (ours, theirs) in compared.items():
         if ours != theirs:
-            raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment, but {theirs} in the hold or its offer")
-    digest = typed_data(intent).digest()
-    if not hmac.compare_digest(digest.hex(), intent.digest):
-        raise SignerError(f"hold {hold.id}: the recomputed digest is not the one that was authorized")
-    return digest
+            raise SignerError(f"hold {row.id}: {name} is {ours} in the payment, but {theirs} in the hold or its offer")
+    return row

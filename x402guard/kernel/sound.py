@@ -22,14 +22,13 @@ class Sound:
         known = self._known
         if len(known) > _MOST_KNOWN:
             known.clear()
-        for node in before.nodes.values():
-            if node is not None and known.get(node.id) is not node:
-                _look_at_node(node, keeps_idle=keeps_idle)
-                known[node.id] = node
-        for hold in before.holds.values():
-            if hold is not None and known.get(hold.id) is not hold:
-                _look_at_hold(hold)
-                known[hold.id] = hold
+        for row in (*before.nodes.values(), *before.holds.values()):
+            if row is not None and known.get(row.id) is not row:
+                if isinstance(row, Node):
+                    _look_at_node(row, keeps_idle=keeps_idle)
+                else:
+                    _look_at_hold(row)
+                known[row.id] = row
 
 
 def _inconsistent(rule: str, row: str, what: str) -> NoReturn:

@@ -6,8 +6,7 @@ specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Final
 
 from x402guard.errors import IllegalTransition
@@ -94,18 +93,16 @@ def _permit(intent: Intent, spender: Address, types: Types, witness: Mapping[str
     return TypedData(Domain("Permit2", None, intent.chain_id, PERMIT2), types, "PermitWitnessTransferFrom", message)
 
 
-_WAYS: Final[Mapping[tuple[str, str], Callable[[Intent], TypedData]]] = MappingProxyType(
-    {("exact", "eip3009"): _transfer, ("exact", "permit2"): _exact_permit, ("upto", "permit2"): _upto_permit}
-)
-
-
 def typed_data(intent: Intent) -> TypedData:
     """Return the message to sign for *intent*. Raises ``IllegalTransition`` for another scheme or method."""
-    try:
-        way = _WAYS[intent.scheme, intent.method]
-    except KeyError:
-        raise IllegalTransition(f"no scheme {intent.scheme!r} by {intent.method!r}") from None
-    return way(intent)
+    match intent.scheme, intent.method:
+        case "exact", "eip3009":
+            return _transfer(intent)
+        case "exact", "permit2":
+            return _exact_permit(intent)
+        case "upto", "permit2":
+            return _upto_permit(intent)
+    raise IllegalTransition(f"no scheme {intent.scheme!r} by {intent.method!r}")
 
 
 _CANCELLATION: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}

@@ -111,6 +111,10 @@ class Taken(NamedTuple):
     closed_ms: int
     first: int
 
+    def counts(self, amount: int) -> int:
+        """Return what a hold of *amount* counts then."""
+        return amount if self.state is HoldState.HELD else self.captured
+
 
 def past_after(node: Node, before: Taken, after: Taken) -> int:
     """Return ``past`` of a node after one step of a hold below it, in nano-dollars.

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import MAX_NANOS, Nanos
 from x402guard.kernel.proofs import Proof
-from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.kernel.rows import MAX_NANOS, NOTHING, Hold, HoldKind, Nanos, Node, NodeKind, NodeState
 from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall
 from x402guard.ledger.events import Lapse
 from x402guard.ledger.transitions import apply, begin

@@ -17,9 +17,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.kernel.rows import Hold, HoldKind, HoldState, Nanos, Node, NodeKind, NodeState
 from x402guard.kernel.windows import Taken, past_after
+from x402guard.ledger.tree import plain_room
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 
@@ -90,7 +90,7 @@ def find_shortfall(
 
 
 def _room(node: Node, finalizing: frozenset[str]) -> int | None:
-    return node.room if node.id in finalizing else node.plain_room
+    return node.room if node.id in finalizing else plain_room(node)
 
 
 def room_on_path(
@@ -184,8 +184,9 @@ def _free(view: LedgerView, node_id: str) -> int | None:
     for node in reversed(view.path(node_id)):
         if free is not None:
             free += node.idle
-        if node.plain_room is not None:
-            free = node.plain_room if free is None else min(free, node.plain_room)
+        room = plain_room(node)
+        if room is not None:
+            free = room if free is None else min(free, room)
     return free
 
 

@@ -18,9 +18,8 @@ from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
 from x402guard.kernel.given_back import CLOCK_S, EXPOSED, exposed_mark, proof_key
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import ChainProof, Undone
-from x402guard.kernel.rows import NOTHING, Claim, Evidence, Hold, HoldState
+from x402guard.kernel.rows import NOTHING, Claim, Evidence, Hold, HoldState, Nanos
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.events import Capture, Correct, Expire, Note, Reopen, Void
 from x402guard.ledger.findings import Cancelled, Finding, Settled, Unreadable, Unused, Used

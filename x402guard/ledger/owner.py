@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import ByOwner
 from x402guard.kernel.rows import (
     WALLET,
+    Nanos,
     Node,
     NodeKind,
     NodeState,

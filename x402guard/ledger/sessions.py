@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, Node, NodeKind, NodeState, Per, Window
+from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind, NodeState, Per, Window
 from x402guard.kernel.windows import window_start_ms, zone_names
 from x402guard.ledger.budgets import balance_grants, trip_exceeded
 from x402guard.ledger.inputs import note_ignored

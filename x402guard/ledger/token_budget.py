@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Nanos, Node, NodeKind, Purpose
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.bills import STATED
 from x402guard.ledger.budgets import note_soft_limits

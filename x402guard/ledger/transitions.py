@@ -13,9 +13,8 @@ from typing import Any, Final
 from msgspec.structs import asdict, replace
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.money import MAX_NANOS, Nanos
 from x402guard.kernel.proofs import Cancelled, Proof
-from x402guard.kernel.rows import NOTHING, Evidence, Hold, HoldKind, HoldState
+from x402guard.kernel.rows import MAX_NANOS, NOTHING, Evidence, Hold, HoldKind, HoldState, Nanos
 from x402guard.kernel.table import AUTHORIZE
 from x402guard.kernel.windows import closing_ms
 from x402guard.ledger.budgets import balance_grants, move_past, note_soft_limits, trip_exceeded

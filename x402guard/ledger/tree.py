@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Node
+from x402guard.kernel.rows import Nanos, Node
 from x402guard.kernel.rows import lends as path_lends
+
+
+def plain_room(node: Node) -> int | None:
+    """Return ``node.room`` without the reserve for last LLM calls, in nano-dollars; None without a limit."""
+    return None if node.room is None else node.room - node.reserve
 
 
 def lends(nodes: Mapping[str, Node], node_id: str) -> bool:
@@ -61,7 +65,7 @@ def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
 
 def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
     """Return the largest amount (nano-dollars) that fits every budget on a node's path; None if none has a limit."""
-    rooms = [node.plain_room for node in path(nodes, node_id) if node.plain_room is not None]
+    rooms = [room for node in path(nodes, node_id) if (room := plain_room(node)) is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 

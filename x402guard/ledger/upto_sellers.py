@@ -6,8 +6,7 @@ from typing import Final
 
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Hold
+from x402guard.kernel.rows import Hold, Nanos
 from x402guard.ledger.view import LedgerView
 
 LAST_SETTLEMENTS: Final = 20

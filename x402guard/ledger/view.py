@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from x402guard.errors import IllegalTransition
 from x402guard.kernel.change_set import Before, ChangeSet, Mark, MarkKey, Step
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import ByOwner, Proof, Unsigned
-from x402guard.kernel.rows import Entry, Hold, HoldState, Node, entry_hash, lends
+from x402guard.kernel.rows import Entry, Hold, HoldState, Nanos, Node, entry_hash, lends
 from x402guard.kernel.windows import rolled
 from x402guard.money import nanos_to_decimal
 

@@ -16,8 +16,7 @@ from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import NOTHING, WALLET, Hold, HoldKind
+from x402guard.kernel.rows import NOTHING, WALLET, Hold, HoldKind, Nanos
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import find_shortfall, room_on_path
 from x402guard.ledger.token_budget import Reservation, TokenLimit, call_tokens, reserve_tokens, tokens_left

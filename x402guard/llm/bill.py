@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Evidence
+from x402guard.kernel.rows import Evidence, Nanos
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.ceiling import (
     DEAREST_TIER,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
-from x402guard.kernel.money import NANOS_PER_DOLLAR, Nanos
+from x402guard.kernel.rows import NANOS_PER_DOLLAR, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
 from x402guard.llm.models import READ_ON, base_name, model_maximum

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from x402guard.errors import Unpriced
 from x402guard.flow.request import split_path
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
 from x402guard.llm.prices import RegisteredBook, TokenCounter

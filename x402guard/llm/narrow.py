@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.authorize import call_subject, fixed_subject
 from x402guard.llm.ceiling import Ceiling

@@ -12,7 +12,7 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.llm.models import base_name
 from x402guard.llm.routes import METERED_HOSTS
 from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal

@@ -16,8 +16,7 @@ from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transac
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Purpose
+from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Nanos, Purpose
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.events import Capture

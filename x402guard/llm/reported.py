@@ -11,8 +11,7 @@ from typing import Any, Final
 from x402guard.errors import Unpriced
 from x402guard.flow.capture import Bill
 from x402guard.flow.ports import Usage
-from x402guard.kernel.money import MAX_NANOS, Nanos
-from x402guard.kernel.rows import Evidence
+from x402guard.kernel.rows import MAX_NANOS, Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.llm.bill import billed_rates, cost_of

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.budgets import PARTS
 from x402guard.money import Dollars, dollars_to_nanos
 

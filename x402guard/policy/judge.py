@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import NOTHING
+from x402guard.kernel.rows import NOTHING, Nanos
 from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.view import LedgerView

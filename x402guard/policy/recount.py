@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Entry, HoldKind
+from x402guard.kernel.rows import Entry, HoldKind, Nanos
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars

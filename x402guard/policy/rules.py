@@ -9,8 +9,7 @@ from typing import Final, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
 from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word, may_be_host

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self, get_args
 from x402guard.assets import TEST_NETWORKS, V1_NAMES, near_network, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import Dollars
 from x402guard.policy.approvals import Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead

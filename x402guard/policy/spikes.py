@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, SpendSpike
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.view import LedgerView

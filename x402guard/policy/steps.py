@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import NOTHING, Hold, HoldKind
+from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Nanos
 from x402guard.policy.patterns import (
     is_route,
     matches_name,

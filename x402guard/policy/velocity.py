@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from x402guard.errors import PaymentRefused, PolicyDenied, VelocityExceeded
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars

@@ -10,8 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.errors import ConfigError, NeedsReview, PaymentRefused, PolicyDenied
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
 

@@ -20,8 +20,7 @@ from typing import Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.ledger import Work
-from x402guard.kernel.load import Rows
+from x402guard.kernel.ledger import Rows, Work
 from x402guard.ledger.view import Scope
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.transacts import Transacts

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
-from x402guard.kernel.load import Clock
+from x402guard.kernel.ledger import Clock
 from x402guard.kernel.rows import Delivery, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Loaded, Scope
 from x402guard.stores.transacts import lapses, least_checked, load
@@ -29,6 +29,10 @@ class MemoryRows:
         self._bought: dict[str, Hold] = {}
         self._purchases: dict[str, dict[str, Hold]] = {}
         self.marks: dict[MarkKey, Mapping[str, Any]] = {}
+
+    def busy(self) -> Iterable[Node]:
+        """See ``Rows``."""
+        return () if self.find_busy is None else self.find_busy()
 
     def load(self, scope: Scope, clock: Clock) -> Loaded:
         """See ``Rows``."""

@@ -13,7 +13,6 @@ from msgspec.structs import asdict, astuple
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import (
     Claim,
     Delivery,
@@ -22,6 +21,7 @@ from x402guard.kernel.rows import (
     Hold,
     HoldKind,
     HoldState,
+    Nanos,
     Node,
     NodeKind,
     NodeState,

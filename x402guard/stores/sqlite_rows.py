@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
-from x402guard.kernel.load import Clock
+from x402guard.kernel.ledger import Clock
 from x402guard.kernel.rows import HOLD_FIXED, NODE_FIXED, Entry, Hold, HoldState, Node
 from x402guard.ledger.view import Loaded, Scope
 from x402guard.stores.rows import (
@@ -122,6 +122,10 @@ class SqliteRows:
     def _forget_new(self) -> None:
         for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
             rows.clear()
+
+    def busy(self) -> Iterable[Node]:
+        """See ``Rows``."""
+        return () if self.find_busy is None else self.find_busy()
 
     def load(self, scope: Scope, clock: Clock) -> Loaded:
         """See ``Rows``."""

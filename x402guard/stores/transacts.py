@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from x402guard.assets import TEST_NETWORKS, Asset, built_in
 from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, MarkKey, Opened, Token, mark_name
-from x402guard.kernel.ledger import Ledger
-from x402guard.kernel.load import Clock
+from x402guard.kernel.ledger import Clock, Ledger
 from x402guard.kernel.rows import Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
@@ -45,8 +44,8 @@ class Transacts(Ledger):
     _clock: StoreClock
 
     @override
-    def clock(self) -> StoreClock:
-        return self._clock
+    def clock(self) -> Clock:
+        return self._clock.read
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
@@ -156,7 +155,7 @@ class Reads(Protocol):
 
 def load(rows: Reads, scope: Scope, clock: Clock) -> Loaded:
     """Return the rows of a scope, their ancestors, due holds, and the marks of the holds' instances."""
-    now_ms, ahead_ms = clock.read()
+    now_ms, ahead_ms = clock()
     found = {node.id: node for node in rows.get_nodes(scope.nodes)}
     nodes: dict[str, Node | None] = {**dict.fromkeys(scope.nodes), **found}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
@@ -181,6 +180,7 @@ def load(rows: Reads, scope: Scope, clock: Clock) -> Loaded:
     for key in keys:
         if key[0] in MONEY_MARKS:
             money[mark_name(key)] = _copied(marks.get(key))
+            marks = {**marks, key: dict(marks[key])} if key in marks else marks  # a room may change what it is handed
     loaded = Loaded(Before(nodes, holds, money, scope.purchase, scope.named), now_ms, ahead_ms)
     loaded.marks = marks
     loaded.purchase, loaded.due, loaded.sweep = tuple(map(_ID, purchase)), tuple(map(_ID, due)), tuple(map(_ID, sweep))

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from x402guard.evm import is_transaction
 from x402guard.http.redaction import redacted
-from x402guard.kernel.money import NANOS_PER_DOLLAR
-from x402guard.kernel.rows import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
+from x402guard.kernel.rows import NANOS_PER_DOLLAR, Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
 from x402guard.ledger.evidence import named_transaction, transaction_of
 from x402guard.ledger.view import LedgerView
 

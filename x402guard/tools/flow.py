@@ -19,8 +19,7 @@ from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, 
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Purpose
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Nanos, Purpose
 from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
 from x402guard.ledger.bills import STATED
 from x402guard.ledger.events import Capture

@@ -13,7 +13,7 @@ from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Payer
 from x402guard.flow.surroundings import here
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, readable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from x402guard.kernel.windows import window_end_ms
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.token_budget import tokens_left
-from x402guard.ledger.tree import path, remaining
+from x402guard.ledger.tree import path, plain_room, remaining
 from x402guard.views import groups
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.happened import calls_of, lanes_of, marks_of, series_of
@@ -215,11 +216,14 @@ def last_short(books: Books) -> Mapping[str, Any] | None:
 def bound_of(books: Books) -> Bound | None:
     """Return the budget above that leaves less than the node has left itself; None if there is none."""
     own, *above = path(books.nodes, books.node_id)
-    limited = [node for node in above if node.plain_room is not None]
-    tightest = min(limited, key=lambda node: node.plain_room or 0, default=None)
-    if tightest is None or (own.plain_room is not None and own.plain_room <= (tightest.plain_room or 0)):
+    rooms = [(room, node) for node in above if (room := plain_room(node)) is not None]
+    if not rooms:
         return None
-    return Bound(str(tightest.kind), tightest.id, tightest.name, max(0, tightest.plain_room or 0))
+    left, tightest = min(rooms, key=itemgetter(0))
+    own_left = plain_room(own)
+    if own_left is not None and own_left <= left:
+        return None
+    return Bound(str(tightest.kind), tightest.id, tightest.name, max(0, left))
 
 
 def _refusals(refused: Iterable[Refused], where: Mapping[str, Home]) -> tuple[RefusalRow, ...]:

@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Entry, Node, NodeKind
+from x402guard.kernel.rows import Entry, Nanos, Node, NodeKind
 from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.tree import path
 from x402guard.views.taken import NAMES

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec.structs import asdict
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.money import format_dollars
 from x402guard.policy.checks import check_choice
 from x402guard.views.captures import CaptureRow

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from x402guard.kernel.money import NANOS_PER_DOLLAR
+from x402guard.kernel.rows import NANOS_PER_DOLLAR
 from x402guard.views.live import LiveView
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,7 +15,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
 from x402guard.flow.request import RequestFacts, routes_of
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.kernel.typed_data import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import format_dollars

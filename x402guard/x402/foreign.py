@@ -15,7 +15,7 @@ from x402guard.errors import ProtocolError
 from x402guard.evm import parse_address
 from x402guard.flow.sealed import Sealed
 from x402guard.kernel.evm import MAX_UINT256
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.strict_json import check_depth
 from x402guard.x402.wire import PAYMENT_HEADERS, decode_base64_json
 

@@ -14,7 +14,7 @@ from x402guard.errors import ProtocolError
 from x402guard.evm import ZERO_ADDRESS, parse_address
 from x402guard.kernel.evm import MAX_UINT256, Address
 from x402guard.kernel.intent import TransferMethod
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import (
     PaymentRequired,

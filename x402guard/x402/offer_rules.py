@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.flow.request import RequestFacts, routes_of
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import format_dollars
 from x402guard.policy.patterns import host_name

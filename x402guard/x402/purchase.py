@@ -18,9 +18,8 @@ from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.commit import NAMED
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import PayAgain
-from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState
+from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState, Nanos
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
 from x402guard.ledger.purchases import (
     bought_before,

@@ -13,9 +13,8 @@ from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncerta
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import Unsent
-from x402guard.kernel.rows import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
+from x402guard.kernel.rows import NOTHING, Claim, Delivery, Evidence, Hold, HoldState, Nanos
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.events import Note, Void
 from x402guard.ledger.evidence import (

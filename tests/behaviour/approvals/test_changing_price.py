@@ -8,8 +8,7 @@ from tests.support.merchant import make_guard
 from x402guard import ApprovalDenied
 from x402guard.flow.admission import hold_or_refuse
 from x402guard.flow.drivers import run
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.view import Scope
 from x402guard.policy.judge import Unasked
 from x402guard.policy.verdicts import Subject, Verdict

@@ -14,8 +14,7 @@ from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import JsonRpc, NodeRefuses
 from x402guard.flow.ports import OutgoingTransfer
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Claim
+from x402guard.kernel.rows import Claim, Nanos
 from x402guard.ledger.findings import Cancelled, Settled, Unreadable, Unused, Used
 
 

@@ -210,6 +210,6 @@ def test_a_budget_is_exact_to_the_nano_dollar_on_every_level(level):
     limits = {"wallet": "$1.00", "s": "$1.00", "s/c": "$1.00", level: "$0.000000100"}
     books = Books(wallet=limits["wallet"], session=limits["s"])
     books.open("s/c", limits["s/c"], parent="s")
-    assert books.hold("too much", "$0.000000101", "s/c").available == 100
-    assert not isinstance(books.hold("all", "$0.000000100", "s/c"), Refusal)
-    assert books.hold("one more", "$0.000000001", "s/c").available == 0
+    assert books.hold("too much", "$0.000000101", "s/c", kind=HoldKind.TOOL).available == 100
+    assert not isinstance(books.hold("all", "$0.000000100", "s/c", kind=HoldKind.TOOL), Refusal)
+    assert books.hold("one more", "$0.000000001", "s/c", kind=HoldKind.TOOL).available == 0

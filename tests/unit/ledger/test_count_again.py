@@ -4,9 +4,8 @@ import pytest
 
 from tests.support.ledger import Books, a_hold, usd
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import PayAgain
-from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeState
+from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldKind, HoldState, Nanos, NodeState
 from x402guard.ledger.events import Capture, Expire
 from x402guard.ledger.lost import Written, count_again, trip_rolled_back
 from x402guard.ledger.purchases import close_purchase

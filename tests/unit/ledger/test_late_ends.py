@@ -10,9 +10,8 @@ from tests.support.merchant import make_guard
 from x402guard import Policy
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import PayAgain
-from x402guard.kernel.rows import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, NodeState
+from x402guard.kernel.rows import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, Nanos, NodeState
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.events import Capture, Expire, Lapse
 from x402guard.ledger.lost import LateEnd, to_enter, write_end

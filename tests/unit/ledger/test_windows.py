@@ -323,7 +323,7 @@ def test_what_comes_back_on_the_same_day_is_room():
 def test_what_yesterday_cost_beyond_its_capture_is_owed_today_and_latches_what_it_exceeds():
     books = captured_yesterday()
     assert spend(books, "today", "$1.80")
-    books.step("h", Correct(usd("$1.10"), Evidence.CHAIN_HEAD))
+    books.step("h", Correct(usd("$1.10"), Evidence.CHAIN, a_transfer()))
     assert (windowed(books), books.node("b").state) == ((usd("$1.90"), 0), NodeState.OPEN)
     books.step("h", Correct(usd("$1.50"), Evidence.CHAIN))
     assert (windowed(books), books.node("b").state) == ((usd("$2.30"), 0), NodeState.TRIPPED)

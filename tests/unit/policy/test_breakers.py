@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from x402guard import Breaker, Bulkhead, ConfigError, Policy
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.breakers import BREAKER, slot_of
 from x402guard.policy.guards import guard_marks

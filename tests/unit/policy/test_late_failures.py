@@ -3,8 +3,7 @@
 import pytest
 
 from x402guard import Breaker, Loop
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.loops import streak_mark
 from x402guard.policy.step_guard import StepEnd

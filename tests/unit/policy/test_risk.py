@@ -3,8 +3,7 @@
 import pytest
 
 from x402guard import Policy, Risk
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import HoldKind
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.policy import risk as risk_module
 from x402guard.policy.judge import judge
 from x402guard.policy.risk import DEFAULT_LEVELS, judge_risk

@@ -23,9 +23,8 @@ from x402guard.cli import ledger as commands
 from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.guard.signed_report import Anchor
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.proofs import PayAgain
-from x402guard.kernel.rows import Delivery, Evidence, HoldKind
+from x402guard.kernel.rows import Delivery, Evidence, HoldKind, Nanos
 from x402guard.ledger.events import Capture
 from x402guard.ledger.purchases import close_purchase, hand_over, lose
 from x402guard.ledger.sessions import Closing, close_node

@@ -13,11 +13,11 @@ from tests.support.ledger import START_MS, a_hold, an_id, an_intent, ids, usd
 from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import replace
-from x402guard.kernel.money import Nanos
 from x402guard.kernel.rows import (
     WALLET,
     HoldKind,
     HoldState,
+    Nanos,
     Purpose,
 )
 from x402guard.stores import outbox, outbox_file

@@ -7,8 +7,7 @@ import pytest
 
 from tests.support.ledger import START_MS, a_hold, an_id, usd
 from tests.support.outbox import LAST, WHOLE, Rows
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import Claim, Delivery, Evidence
+from x402guard.kernel.rows import Claim, Delivery, Evidence, Nanos
 from x402guard.ledger.events import Capture
 from x402guard.ledger.lost import LateEnd
 from x402guard.stores import outbox_file

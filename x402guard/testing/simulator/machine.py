@@ -15,7 +15,7 @@ from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.rechecker import FIRST_PAUSE_S
 from x402guard.guard.session import Session
-from x402guard.kernel.money import Nanos
+from x402guard.kernel.rows import Nanos
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice

@@ -9,8 +9,7 @@ from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable, 
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.effects import Flow
 from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
-from x402guard.kernel.money import Nanos
-from x402guard.kernel.rows import WALLET, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Nanos, NodeKind, NodeState
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.view import LedgerView, Scope
