@@ -21,10 +21,10 @@ from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable, Owner
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.drivers import run, transact_now
-from x402guard.kernel import load
 from x402guard.kernel.rows import Evidence, HoldKind
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.view import Scope
+from x402guard.stores import transacts
 
 STAGES = ("authorized", "sent", "answered", "closed")
 REPOSITORY = Path(__file__).parents[2]
@@ -83,8 +83,8 @@ FOLLOWS = [opens_a_guard, runs_a_command, opens_as_owner]
 
 
 def main(ledger: str, stage: str, how: str, clock_behind_h: str) -> None:
-    behind_ms, clock_ms = [int(clock_behind_h) * 3_600_000], load._system_clock_ms
-    load._system_clock_ms = lambda: clock_ms() - behind_ms[0]
+    behind_ms, clock_ms = [int(clock_behind_h) * 3_600_000], transacts._system_clock_ms
+    transacts._system_clock_ms = lambda: clock_ms() - behind_ms[0]
 
     def end(*_) -> None:
         sys.stdout.flush()

@@ -48,7 +48,7 @@ class Opened(Struct, frozen=True):
         most_exposed: nano-dollars that may be given back, in sum, before the blocks that show it are final.
         unsafe_trust_receipts: True if a server's claim about an ``upto`` gives back, where no chain can prove it.
         memory_ms: for how long a purchase without an answer, and a named one, is not paid again, in milliseconds.
-        keeps_idle: True if sessions may keep idle budget, as in a store for many machines.
+        keeps_idle: True if sessions may keep idle budget, as in a store for many machines. The store says so at each load.
         test_networks: networks whose clock their owner may move.
     """
 
@@ -81,7 +81,7 @@ class Step(Struct, frozen=True):
 
 
 class Now(Struct, frozen=True):
-    """The kernel's own facts at the time of a commit.
+    """The facts at the time of a commit that no room states.
 
     Attributes:
         clock_ms: its clock, in unix milliseconds. Windows follow it.

@@ -44,9 +44,9 @@ class Move:
         """True for a new hold that stays live: it has to fit."""
         return self.before is None and self.after.state is HoldState.HELD and not self.is_lost
 
-    def proof(self, name: str = "") -> Proof | None:
-        """Return the last proof of its steps, or of those with a name."""
-        named = (step.proof for step in reversed(self.steps) if name in ("", step.name))
+    def proof(self, name: str) -> Proof | None:
+        """Return the last proof of its steps with a name."""
+        named = (step.proof for step in reversed(self.steps) if step.name == name)
         return next((proof for proof in named if proof is not None), None)
 
     def played(self) -> Iterator[tuple[Taken, Taken, Step]]:

@@ -9,7 +9,7 @@ Six rules, each a function below whose docstring is the rule:
     room          a new hold fits, under nodes that are open; what is past its limit is tripped
     once          a purchase whose answer is lost is not paid again
 
-A change set that breaks one raises ``IllegalTransition``, which names the rule, the row and what differs. Then nothing is
+A seventh, ``durable``, says what has to survive a power cut. A change set that breaks one raises ``IllegalTransition``, which names the rule, the row and what differs. Then nothing is
 written, and nothing is signed.
 """
 
@@ -329,7 +329,7 @@ def room(changes: Changes) -> None:
     """A new hold that stays live fits, under nodes that are all open before and after and within ``until_ms``.
 
     A payment's lies in a session or scope. Past its limit a node is carried only by a bill, an upward correction, a
-    ``Reopen``, a lower limit, ``ByOwner`` or ``Lost``, and is tripped in the same change set. A node leaves ``tripped``
+    step ``reopen``, a lower limit, ``ByOwner`` or ``Lost``, and is tripped in the same change set. A node leaves ``tripped``
     by ``ByOwner`` alone; a closed one resumes under its limit. A bill may begin and end in a node that is not open.
     """
     carriers: set[str] = set()

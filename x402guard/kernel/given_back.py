@@ -47,16 +47,15 @@ def _name(proof: object) -> str:
 
 def _check_payment(changes: Changes, move: Move, proof: proofs.Proof | None) -> None:
     hold, before = move.after, move.before
-    ends_empty = hold.state in (HoldState.VOIDED, HoldState.EXPIRED) or not hold.captured
     match proof:
         case proofs.Unsigned(hold_id):
             free = hold_id == hold.id and hold.id in changes.now.unsigned and _is_first(before, hold)
         case proofs.Unsent(hold_id):
             free = hold_id == hold.id and changes.now.given.get(hold.id) == 1 and _is_first(before, hold)
         case proofs.Cancelled():
-            free = is_of(hold, proof) and ends_empty and hold.state is not HoldState.EXPIRED
+            free = is_of(hold, proof) and not hold.captured and hold.state is not HoldState.EXPIRED
         case proofs.UnusedPastDeadline(block_time=block_time):
-            free = is_of(hold, proof) and ends_empty and _is_dead(changes, hold, block_time)
+            free = is_of(hold, proof) and not hold.captured and _is_dead(changes, hold, block_time)
         case proofs.AtHead():  # Final too
             free = is_of(hold, proof) and _takes(changes, hold, proof)
         case None:
@@ -70,7 +69,7 @@ def _check_payment(changes: Changes, move: Move, proof: proofs.Proof | None) -> 
 
 def _is_first(before: Hold | None, hold: Hold) -> bool:
     """True while the payment was never presented again: an earlier request may have left."""
-    return before is not None and not before.presented and not hold.presented and hold.state is HoldState.VOIDED
+    return before is not None and not hold.presented and hold.state is HoldState.VOIDED
 
 
 def is_of(hold: Hold, proof: proofs.OfPayment) -> bool:
@@ -143,9 +142,7 @@ def check_exposed(changes: Changes) -> None:
     for key, nanos in expected.items():
         mark = changes.mark(exposed_mark(key))
         if mark is None or mark["nanos"] != nanos:
-            refuse(
-                _RULE, mark_name(exposed_mark(key)), f"{nanos} are exposed to undone blocks, and it does not say that"
-            )
+            refuse(_RULE, mark_name(exposed_mark(key)), f"{nanos} are exposed to undone blocks, and it does not say so")
     for (kind, key), value in changes.sent.change_set.marks:
         if kind == EXPOSED[0] and key not in expected and value != known[mark_name((kind, key))]:
             refuse(_RULE, mark_name((kind, key)), "it is written, and no hold moves it")

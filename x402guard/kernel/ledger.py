@@ -24,7 +24,7 @@ from x402guard.kernel.sound import Sound
 from x402guard.kernel.typed_data import typed_data
 
 Clock = Callable[[], tuple[int, int]]
-"""Returns the believed time in unix milliseconds, and how far the machine's clock is ahead of it: no room can set it."""
+"""Returns the believed time in unix milliseconds, and how far the machine's clock is ahead of it. The store has it."""
 
 
 class Rows(Protocol):
@@ -203,12 +203,15 @@ class Ledger(ABC):
             return signer.sign(hold)  # it reads the row itself
         row = committed(self.signable, hold, signer.address)
         was_fresh = self.signable.give(row)
+        times = self.released.given[hold.id]
         try:
             signature = normalise_signature(signer.sign(row))
         except SignerError:
             self.released.refused(hold.id, was_fresh=was_fresh)
             raise
         _check_signature(signature, row, signer.address)
+        if self.released.given.get(hold.id, 0) > times:
+            self.released.given[hold.id] = times  # the signer wraps the kernel's own, which was given it once more
         return signature
 
 

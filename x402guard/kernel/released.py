@@ -1,6 +1,6 @@
 """Keeps which payments of this process the signer has been given, and makes ``Unsigned``.
 
-A hold counts as released from its commit on. Only the process that wrote it can say otherwise, and only while it has not
+A payment counts as given to the signer from its commit on. Only the process that wrote it can say otherwise, and only while it has not
 given it to the signer: after a take-over, a restart, or a request to a remote signer that was not answered, no one can.
 """
 
@@ -15,13 +15,13 @@ from x402guard.kernel.proofs import Unsent, Unsigned
 
 
 class Released:
-    """What the signer was given. One belongs to each open ledger."""
+    """What the signer was given, and how often (``given``). One belongs to each open ledger."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fresh: set[str] = set()
         self._forgotten: set[str] = set()
-        self._given: dict[str, int] = {}
+        self.given: dict[str, int] = {}
 
     def begun(self, hold_id: str) -> None:
         """Note that this process writes a new payment, which the signer has not been given."""
@@ -34,7 +34,7 @@ class Released:
             for hold_id in hold_ids:
                 self._fresh.discard(hold_id)
                 self._forgotten.discard(hold_id)
-                self._given.pop(hold_id, None)
+                self.given.pop(hold_id, None)
 
     def give(self, hold_id: str, *, is_first: bool) -> bool:
         """Note that the signer is given a payment. Returns True if it had not been before.
@@ -45,18 +45,18 @@ class Released:
         with self._lock:
             if hold_id in self._forgotten:
                 raise SignerError(f"hold {hold_id} was given back unsigned, so it is never signed")
-            if is_first and hold_id not in self._fresh and hold_id not in self._given:
+            if is_first and hold_id not in self._fresh and hold_id not in self.given:
                 raise SignerError(f"hold {hold_id} was written by another process, which alone signs it first")
             was_fresh = hold_id in self._fresh
             self._fresh.discard(hold_id)
-            self._given[hold_id] = self._given.get(hold_id, 0) + 1
+            self.given[hold_id] = self.given.get(hold_id, 0) + 1
             return was_fresh
 
     def refused(self, hold_id: str, *, was_fresh: bool) -> None:
         """Note that a signer on another machine has answered with a no: nothing was signed."""
         with self._lock:
-            self._given[hold_id] = self._given.get(hold_id, 1) - 1
-            if was_fresh and not self._given[hold_id]:
+            self.given[hold_id] = self.given.get(hold_id, 1) - 1
+            if was_fresh and not self.given[hold_id]:
                 self._fresh.add(hold_id)
 
     def forget(self, hold_id: str) -> Unsigned | None:
@@ -75,5 +75,5 @@ class Released:
             if isinstance(step.proof, Unsigned) and step.hold_id in self._forgotten:
                 unsigned.add(step.hold_id)
             elif isinstance(step.proof, Unsent):
-                given[step.hold_id] = self._given.get(step.hold_id, 0)
+                given[step.hold_id] = self.given.get(step.hold_id, 0)
         return frozenset(unsigned), given

@@ -44,7 +44,7 @@ class NodeState(StrEnum):
 
 
 class HoldState(StrEnum):
-    """The state of a hold. ``transitions.TABLE`` lists every allowed step between states."""
+    """The state of a hold. ``kernel.table.STEPS`` lists every allowed step between states."""
 
     HELD = "held"
     CAPTURED = "captured"
@@ -92,17 +92,17 @@ class Node(Struct, frozen=True, gc=False):
         limit: None for a wallet without a limit of its own.
         captured, held: sums over this node's own holds.
         granted_out: the amount drawn by children; granted_in: the amount that this node has drawn from its parent.
-        starved: the kinds (bits, see ``STARVED``) whose last authorization in it was refused for lack of budget, and tasks.
+        starved: the kinds (bits, see ``ledger.budgets.STARVED``) whose last authorization in it was refused for lack of budget, and tasks.
         openers: one token for each open ``with`` block of this node.
         seq, head: number and hash of its last journal entry.
         live: the amount held now by this node and all nodes below it; in a node whose children keep idle budget, by
-            this node alone (see ``ledger.tree.lends``).
+            this node alone (see ``lends``).
         window: when its spending restarts; None for never.
         since_ms, past: when the current window began, and the amount captured before that.
         reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
         trip_reason: why it is tripped, as a sentence; None if it is not tripped.
         soft: the soft limits, in millionths of the limit; warned: the highest one already notified.
-        until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never; ``OVER`` by any clock.
+        until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never; ``ledger.budgets.OVER`` by any clock.
     """
 
     id: str
@@ -221,7 +221,7 @@ class Hold(Struct, frozen=True, gc=False):
         ended_by: the event that ended it, as JSON.
         checked_ms: when the chain was last asked, in unix ms; 0 for never.
         presented: how often an instance took it over to present it again; an earlier instance may no longer void it.
-        closed_ms: when it was first captured, in unix ms; 0 before the capture.
+        closed_ms: which window counts it: the one that this falls into, in unix ms; 0 before the capture.
         delivery: whether the answer that it bought was handed over.
     """
 

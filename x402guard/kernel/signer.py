@@ -92,14 +92,14 @@ class KeySigner:
             self._lookup = lookup
 
     def sign(self, hold: Hold) -> bytes:
-        """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
+        """Return the signature of a payment by ``committed``. Signs nothing else: raises ``SignerError``."""
         row = committed(self._lookup, hold, self._address)
         if self._lookup is not None:
             self._lookup.give(row)
         return self._signed(typed_data(row.payment()).digest())
 
     def sign_cancellation(self, hold: Hold) -> bytes:
-        """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.
+        """Return the signature of the ``CancelAuthorization`` (EIP-3009) of an EIP-3009 payment, by ``committed``.
 
         Signs nothing and raises ``SignerError`` for anything else.
         """
@@ -151,7 +151,7 @@ _as_authorized: Final = attrgetter("id", *HOLD_FIXED, "flying_since_ms", "instan
 
 
 def committed(lookup: Signable | None, hold: Hold, address: Address) -> Hold:
-    """Return the row of a payment that may be signed: committed, live, and equal to *hold* and to what was offered.
+    """Return the row of a payment that may be signed: committed, live or presented again, equal to *hold* and its offer.
 
     The digest is recomputed from the row. Raises ``SignerError`` for anything else.
     """

@@ -17,7 +17,7 @@ def plain_room(node: Node) -> int | None:
 
 
 def lends(nodes: Mapping[str, Node], node_id: str) -> bool:
-    """True if the children of a node may keep idle budget, in a store that keeps it. See ``kernel.tree.lends``."""
+    """True if the children of a node may keep idle budget, in a store that keeps it. See ``kernel.rows.lends``."""
     return path_lends(path(nodes, node_id))
 
 
