@@ -203,6 +203,10 @@ def test_a_definite_no_leaves_it_unsigned(was_fresh):
         (raw(DIGEST, b"\1" * 32), "by another key, or of another message"),
         ((1).to_bytes(32, "big") + (5).to_bytes(32, "big") + b"\x1b", "signature"),
         (b"\0" * 65, "signature"),
+        (
+            (5).to_bytes(32, "big") + (1).to_bytes(32, "big") + b"\x1b",
+            "no signature of this payment",
+        ),  # no point has x = 5
     ],
 )
 def test_an_answer_that_is_no_signature_of_it_may_be_one(answer, what):
