@@ -259,6 +259,18 @@ def test_a_signer_that_wraps_the_kernels_own_gives_one_signature():
     assert store.released.forget(GOOD.id) is None
 
 
+def test_a_payment_that_ends_while_it_is_signed_is_known_no_more():
+    store = a_store(GOOD)
+
+    class Slow(KeySignerElsewhere):
+        def sign(self, hold):
+            change(store, lambda view: apply(view, hold.id, Capture(hold.amount, Evidence.CLAIMED)), hold.id)
+            return super().sign(hold)
+
+    store.sign(Slow(), GOOD)
+    assert store.released.given == {}
+
+
 def test_a_payment_that_ends_is_known_no_more_and_another_is():
     store = a_store(GOOD, TOOL)
     store.sign(KeySignerElsewhere(), GOOD)

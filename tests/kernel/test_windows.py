@@ -75,8 +75,8 @@ def test_a_window_rolls_once_and_only_forward():
     assert after == replace(row, since_ms=TODAY + 24 * HOUR, past=10, warned=0)
     without = replace(row, window=None)
     assert rolled(without, TODAY + 24 * HOUR) is without
-    for apart, moves in ((11, False), (12, True), (13, True)):
-        near = replace(row, since_ms=TODAY - apart * HOUR)
+    for apart_ms, moves in ((12 * HOUR - 1, False), (12 * HOUR, True), (13 * HOUR, True)):
+        near = replace(row, since_ms=TODAY - apart_ms)
         assert (rolled(near, TODAY) is not near) is moves
 
 
