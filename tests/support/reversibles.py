@@ -76,6 +76,18 @@ def later(key):
     note("later", key)
 
 
+WAITS, GO_ON = threading.Semaphore(0), threading.Semaphore(0)
+"""One is given out as the staged ``waiting`` begins; it ends once the other is."""
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=60)
+def waiting(key):
+    note("waiting", key)
+    WAITS.release()
+    if not GO_ON.acquire(timeout=10):
+        raise TimeoutError(key)
+
+
 @x402guard.reversible(undo=f"{HOME}:unput", delay_s=0.05)
 def soon(key):
     note("soon", key)

@@ -177,10 +177,16 @@ def test_a_commit_that_is_cancelled_is_over_before_the_task_goes_on(guard):
         async with guard.session("s", budget="$1.00") as session:
             for number in range(20):
                 reversibles.put(str(number))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await session.acommit()
-            assert states(session) == ["committed"] * 20
+            reversibles.waiting("a")
+            task = asyncio.create_task(session.acommit())
+            await asyncio.to_thread(reversibles.WAITS.acquire, timeout=10)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=0.05)
+            assert not done
+            reversibles.GO_ON.release()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert states(session) == ["committed"] * 21
 
     asyncio.run(main())
 
