@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import astuple, replace
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import readable
+from x402guard.kernel.leaving import Said
 from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState, entry_hash
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds
@@ -143,27 +144,19 @@ def _may_keep(nodes: Mapping[str, Node], node: Node) -> bool:
 
 
 @readable
-class Checked(Struct, frozen=True):
+class Checked(Said, frozen=True):
     """What a node's journal says up to an entry that was checked. A later check begins there.
 
     Attributes:
-        seq, head: number and hash of that entry; 0 and "" before the first one.
-        captured, held, granted_in, granted_out: the sums of the entries so far, in nano-dollars or tokens.
         states_limit, limit: whether the journal has stated a limit, and which, in nano-dollars; None for none.
         tripped: the journal ends with a trip that was not reset.
         live: hold id → what it holds then.
     """
 
-    seq: int = 0
-    head: str = ""
-    captured: int = 0
-    held: int = 0
-    granted_in: int = 0
-    granted_out: int = 0
     states_limit: bool = False
     limit: int | None = None
     tripped: bool = False
-    live: dict[str, int] = {}
+    live: dict[str, int] = field(default_factory=dict)
 
     def then(self, entry: Entry) -> Checked:
         """Return what the journal says with one more entry."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct, to_builtins
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.kernel.leaving import Leaving, leave
 from x402guard.kernel.rows import Entry, Hold, Node, NodeKind
 from x402guard.ledger.queries import has_ended
 from x402guard.ledger.token_budget import tokens_node
@@ -42,8 +43,8 @@ _NODES_A_FILE: Final = 500
 _ENTRIES_A_FILE: Final = 20_000
 _IDS_AT_ONCE: Final = 500
 _BUSY: Final = (
-    "(state = 'held' OR (intent IS NOT NULL AND state = 'captured' AND captured > 0 "
-    "AND (evidence <> 'chain' OR proof IS NULL OR delivery IN ('open', 'lost'))) OR flying_since_ms >= ? OR closed_ms >= ?)"
+    "(state = 'held' OR (intent IS NOT NULL AND state = 'captured' AND (evidence <> 'chain' "
+    "OR (captured > 0 AND (proof IS NULL OR delivery IN ('open', 'lost'))))) OR flying_since_ms >= ? OR closed_ms >= ?)"
 )
 """The holds that keep their budget: live, with a payment that no final block shows, of an open purchase, or too young."""
 
@@ -195,10 +196,15 @@ def _move(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Ch
         nodes = [node for tree in trees for node in tree if node.id in written]
         read = _read_again(path, nodes, known)
         mine = [tree for tree in trees if tree[0].id in written]
-        gone = store.one_write(lambda query: _remove(query, store.row_lock, mine, read, before_ms))
+        left = leave(
+            store.one_write,
+            lambda query: _choose(query, store.row_lock, mine, read, before_ms),
+            lambda query, what: _remove(query, read, what),
+        )
     except LedgerUnavailable as error:
         error.add_note(f"{path} was written; `x402guard ledger archive` tells whether the ledger names it")
         raise
+    gone = {node.id for node in left.nodes}
     if not gone:
         path.unlink()
         return Moved()
@@ -243,44 +249,46 @@ def _journal(query: Query, node: Node, after: int) -> Journal:
     return Journal(node, entries, [hold for hold in holds if hold.node_id == node.id])
 
 
-def _remove(query: Query, row_lock: str, trees: Sequence[list[Node]], read: _Read, before_ms: int) -> set[str]:
-    """Remove the trees that are as the file has them; return the budgets that were removed."""
-    ids, said = sorted(node.id for tree in trees for node in tree), read.said
-    now: dict[str, tuple[int, str]] = {}
+def _choose(query: Query, row_lock: str, trees: Sequence[list[Node]], read: _Read, before_ms: int) -> Leaving:
+    """Return what leaves: the trees that are as the file has them."""
+    ids, filed = sorted(node.id for tree in trees for node in tree), {hold.id: hold for hold in read.holds}
+    now, holds = dict[str, Node](), list[Hold]()
     busy, away = set[str](), dict[str, int]()
     for some in _batched(ids):
         at = f"IN ({places(len(some))})"
-        found = query(f"SELECT id, seq, head FROM nodes WHERE id {at} ORDER BY id{row_lock}", some)
-        now |= {node_id: (seq, head) for node_id, seq, head in found}
+        now |= {node.id: node for node in map(to_node, query(f"{NODES} WHERE id {at} ORDER BY id{row_lock}", some))}
         sql = f"SELECT node_id, max(seq) FROM archived WHERE node_id {at} GROUP BY node_id"
         for node_id, seq in query(sql, some):
             away[node_id] = seq
-    for some in _batched(sorted(hold.id for hold in read.holds)):
+    for some in _batched(sorted(filed)):
+        holds += map(to_hold, query(f"{HOLDS} WHERE id IN ({places(len(some))})", some))
         sql = f"SELECT node_id FROM holds WHERE id IN ({places(len(some))}) AND {_BUSY}"
         busy |= {row[0] for row in query(sql, (*some, before_ms, before_ms))}
+    busy |= {hold.node_id for hold in holds if hold != filed[hold.id]}
     new = {entry.node_id for entry in read.entries}
-    same = [
-        tree
-        for tree in trees
-        if all(
-            now[node.id] == (said[node.id].seq, said[node.id].head)
-            and node.id not in busy
-            and (node.id not in new or away.get(node.id, 0) < said[node.id].seq)
-            for node in tree
-        )
-    ]
-    gone = {node.id for tree in same for node in tree}
+
+    def stays(node: Node) -> bool:
+        said = read.said[node.id]
+        is_away = node.id in new and away.get(node.id, 0) >= said.seq
+        return node.id in busy or is_away or (now[node.id].seq, now[node.id].head) != (said.seq, said.head)
+
+    leave = {node.id: now[node.id] for tree in trees if not any(map(stays, tree)) for node in tree}
+    return Leaving(tuple(leave.values()), tuple(hold for hold in holds if hold.node_id in leave), read.said, filed)
+
+
+def _remove(query: Query, read: _Read, leaving: Leaving) -> None:
+    """Remove what leaves, and name the file that has it."""
+    new, said = {entry.node_id for entry in read.entries}, read.said
     [[newest_ms]] = query("SELECT coalesce(max(at_ms), 0) FROM archived", ())
     at_ms = max(round(datetime.now(UTC).timestamp() * 1000), newest_ms + 1)
     sql = f"INSERT INTO archived ({', '.join(Archived.__struct_fields__)}) VALUES (?, ?, ?, ?, ?, ?)"
-    for node_id in sorted(gone & new):
+    for node_id in sorted({node.id for node in leaving.nodes} & new):
         text = mark_text(to_builtins(said[node_id]))
         _run(query, sql, (node_id, said[node_id].seq, str(read.path), read.digest, text, at_ms))
         _run(query, "DELETE FROM entries WHERE node_id = ? AND seq <= ?", (node_id, said[node_id].seq))
         _run(query, "DELETE FROM marks WHERE kind = 'checked' AND key = ?", (node_id,))
-    for some in _batched(sorted(hold.id for hold in read.holds if hold.node_id in gone)):
+    for some in _batched(sorted(hold.id for hold in leaving.holds)):
         _run(query, f"DELETE FROM holds WHERE id IN ({places(len(some))})", some)
-    return gone
 
 
 def _batched(ids: Sequence[str]) -> Iterator[Sequence[str]]:

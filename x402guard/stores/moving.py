@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.kernel.rows import WALLET
+from x402guard.kernel.leaving import check_moved
+from x402guard.kernel.rows import WALLET, Hold, Node
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
@@ -21,8 +23,8 @@ from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import ABOUT, SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
-from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node, unpacked
-from x402guard.stores.sql_reads import names
+from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_hold, to_node, unpacked
+from x402guard.stores.sql_reads import HOLDS, NODES, names
 from x402guard.stores.sqlite import moved_to
 from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest, not_a_ledger
 
@@ -163,8 +165,8 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
             for row in source.execute(f"SELECT {names(columns)} FROM {table} {order}"):
                 copy.write_row([unpacked(value) for value in row])
     # A file says for every node what is live below it. Here those say it of themselves alone that lend; see ledger.tree.
-    rows = target.execute(f"SELECT {names(NODE_COLUMNS)} FROM nodes").fetchall()
-    nodes = {node.id: node for node in map(to_node, rows)}
+    check_moved(_rows(source.execute), _rows(target.execute))
+    nodes = {node.id: node for node in map(to_node, target.execute(NODES))}
     lenders = [node_id for node_id in nodes if lends(nodes, node_id)]
     target.execute("UPDATE nodes SET live = held WHERE id = ANY (%s)", (lenders,))
     problems = audit(
@@ -173,6 +175,12 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
     if problems:
         raise LedgerUnavailable(f"the copy in {url} is inconsistent: {problems[0]}")
     target.execute("UPDATE about SET is_moving = false")
+
+
+def _rows(execute: Callable[[str], Iterable[Any]]) -> Iterator[Node | Hold]:
+    """Yield all budgets and holds of one of the two ledgers, by their ids."""
+    yield from sorted(map(to_node, execute(NODES)), key=attrgetter("id"))
+    yield from sorted(map(to_hold, execute(HOLDS)), key=attrgetter("id"))
 
 
 def _close(source: sqlite3.Connection, turn: FileTurn, url: str) -> None:
