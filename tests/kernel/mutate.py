@@ -32,7 +32,7 @@ KERNEL = ROOT / "x402guard" / "kernel"
 LISTED = Path(__file__).with_name("survivors.txt")
 FILES = (
     "commit.py", "moved.py", "changes.py", "given_back.py", "released.py", "sound.py", "ledger.py", "signer.py", "windows.py",
-    "change_set.py", "table.py", "typed_data.py",
+    "change_set.py", "table.py", "typed_data.py", "leaving.py", "evm.py", "intent.py",
 )  # fmt: skip
 MOST_CPU_S = 90
 SLOW_S = 0.3

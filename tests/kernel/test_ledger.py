@@ -11,9 +11,10 @@ from x402guard.errors import ConfigError, IllegalTransition, SignerError
 from x402guard.kernel.change_set import ChangeSet
 from x402guard.kernel.ledger import Ledger
 from x402guard.kernel.proofs import Lost, Unsent, Unsigned
-from x402guard.kernel.rows import WALLET, Evidence, HoldState, Nanos, NodeKind
+from x402guard.kernel.released import Released
+from x402guard.kernel.rows import WALLET, Delivery, Evidence, HoldState, Nanos, NodeKind
 from x402guard.kernel.signer import KeySigner
-from x402guard.kernel.typed_data import typed_data
+from x402guard.kernel.typed_data import digest
 from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.sessions import NodeRequest, ensure_wallet, open_node
 from x402guard.ledger.transitions import apply, begin
@@ -78,7 +79,7 @@ def test_what_is_entered_again_and_what_is_written_again_was_not_begun_here():
     with pytest.raises(IllegalTransition, match="this process has not noted it"):
         change(store, lambda view: begin(view, NEW, {}, Lost(NEW.id)), NEW.id)
     store = a_store(GOOD)
-    store.sign(KeySignerElsewhere(), GOOD)
+    store.sign(KeySignerElsewhere(), GOOD, within="s")
     change(store, lambda view: view.put_hold(replace(GOOD, doubt="x")), GOOD.id)
     assert store.released.forget(GOOD.id) is None
 
@@ -86,11 +87,11 @@ def test_what_is_entered_again_and_what_is_written_again_was_not_begun_here():
 def test_it_was_sent_once_or_not_at_all():
     store = a_store(GOOD)
     for _ in range(2):
-        store.sign(KeySignerElsewhere(), GOOD)
+        store.sign(KeySignerElsewhere(), GOOD, within="s")
     with pytest.raises(IllegalTransition, match="does not show that"):
         change(store, lambda view: apply(view, GOOD.id, Void("x"), Unsent(GOOD.id)), GOOD.id)
     store = a_store(GOOD)
-    store.sign(KeySignerElsewhere(), GOOD)
+    store.sign(KeySignerElsewhere(), GOOD, within="s")
     change(store, lambda view: apply(view, GOOD.id, Void("x"), Unsent(GOOD.id)), GOOD.id)
     assert store.hold(GOOD.id).state is HoldState.VOIDED
 
@@ -150,7 +151,7 @@ class KeySignerElsewhere:
         self.seen.append(hold)
         if isinstance(self._answer, Exception):
             raise self._answer
-        return self._answer or raw(typed_data(hold.payment()).digest())
+        return self._answer or raw(digest(hold.payment()))
 
 
 def raw(digest, secret=SECRET):
@@ -158,40 +159,70 @@ def raw(digest, secret=SECRET):
     return signature[:64] + bytes([signature[64] + 27])
 
 
-DIGEST = typed_data(GOOD.intent).digest()
+DIGEST = digest(GOOD.intent)
 
 
 def test_a_signer_elsewhere_signs_a_committed_payment():
     store, signer = a_store(GOOD), KeySignerElsewhere()
-    assert signed_by(store.sign(signer, GOOD), DIGEST)
+    assert signed_by(store.sign(signer, GOOD, within="s"), DIGEST)
     assert signer.seen == [GOOD]
-    assert signed_by(store.sign(KeySignerElsewhere(address=ADDRESS.lower()), GOOD), DIGEST)
+    assert signed_by(store.sign(KeySignerElsewhere(address=ADDRESS.lower()), GOOD, within="s"), DIGEST)
     assert store.released.forget(GOOD.id) is None
 
 
 def test_a_signer_here_reads_the_row_itself():
     store, signer = a_store(GOOD), KeySigner(SECRET)
     signer.bind(store.signable)
-    assert signed_by(store.sign(signer, GOOD), DIGEST)
+    assert signed_by(store.sign(signer, GOOD, within="s"), DIGEST)
     with pytest.raises(SignerError, match="or differs from the hold"):
-        store.sign(signer, replace(GOOD, instance="x"))
+        store.sign(signer, replace(GOOD, instance="x"), within="s")
 
 
 @pytest.mark.parametrize("hold", [NEW, TOOL], ids=["not in the ledger", "no payment"])
 def test_nothing_else_reaches_a_signer(hold):
     store, signer = a_store(TOOL), KeySignerElsewhere()
-    with pytest.raises(SignerError, match="the payment is not in the ledger"):
-        store.sign(signer, hold)
+    with pytest.raises(SignerError, match="is no payment that this process has in the ledger within 's'"):
+        store.sign(signer, hold, within="s")
     assert signer.seen == []
+
+
+@pytest.mark.parametrize("signer", [KeySigner(SECRET), KeySignerElsewhere()], ids=["here", "elsewhere"])
+def test_a_session_signs_in_its_node_or_below(signer):
+    store = a_store(GOOD)
+    if isinstance(signer, KeySigner):
+        signer.bind(store.signable)
+    for other in ("t", "", "s/below", GOOD.id):
+        with pytest.raises(SignerError, match=f"within '{other}'"):
+            store.sign(signer, GOOD, within=other)
+    assert signed_by(store.sign(signer, GOOD, within="wallet"), DIGEST)
+    assert store.released.given == {GOOD.id: 1}
+
+
+def test_a_payment_of_another_process_is_signed_by_who_presents_it():
+    """Its path is known from the commit that takes it over, and until its sale is over."""
+    store = a_store(GOOD)
+    store.released = Released()
+    with pytest.raises(SignerError, match="no payment that this process has"):
+        store.sign(KeySignerElsewhere(), GOOD, within="s")
+    again = replace(GOOD, presented=1, instance="other", delivery=Delivery.LOST)
+    change(store, lambda view: view.put_hold(again), GOOD.id)
+    assert signed_by(store.sign(KeySignerElsewhere(), again, within="s"), DIGEST)
+    change(store, lambda view: apply(view, GOOD.id, Capture(GOOD.amount, Evidence.CLAIMED)), GOOD.id)
+    taken = store.hold(GOOD.id)
+    assert signed_by(store.sign(KeySignerElsewhere(), taken, within="s"), DIGEST)
+    change(store, lambda view: view.put_hold(replace(taken, delivery=Delivery.OPEN)), GOOD.id)
+    change(store, lambda view: view.put_hold(replace(taken, delivery=Delivery.DONE)), GOOD.id)
+    with pytest.raises(SignerError, match="no payment that this process has"):
+        store.sign(KeySignerElsewhere(), store.hold(GOOD.id), within="s")
 
 
 @pytest.mark.parametrize("was_fresh", [True, False])
 def test_a_definite_no_leaves_it_unsigned(was_fresh):
     store = a_store(GOOD)
     if not was_fresh:
-        store.sign(KeySignerElsewhere(), GOOD)
+        store.sign(KeySignerElsewhere(), GOOD, within="s")
     with pytest.raises(SignerError, match="the owner says no"):
-        store.sign(KeySignerElsewhere(SignerError("the owner says no")), GOOD)
+        store.sign(KeySignerElsewhere(SignerError("the owner says no")), GOOD, within="s")
     assert (store.released.forget(GOOD.id) is not None) == was_fresh
 
 
@@ -212,7 +243,7 @@ def test_a_definite_no_leaves_it_unsigned(was_fresh):
 def test_an_answer_that_is_no_signature_of_it_may_be_one(answer, what):
     store = a_store(GOOD)
     with pytest.raises((ValueError, OSError), match=what):
-        store.sign(KeySignerElsewhere(answer), GOOD)
+        store.sign(KeySignerElsewhere(answer), GOOD, within="s")
     assert store.released.forget(GOOD.id) is None
 
 
@@ -251,11 +282,11 @@ def test_a_signer_that_wraps_the_kernels_own_gives_one_signature():
             return signature
 
     store = a_store(GOOD)
-    store.sign(Wrapping(store), GOOD)
+    store.sign(Wrapping(store), GOOD, within="s")
     assert store.released.given == {GOOD.id: 1}
     store = a_store(GOOD)
     with pytest.raises(SignerError, match="no"):
-        store.sign(Wrapping(store, SignerError("no")), GOOD)
+        store.sign(Wrapping(store, SignerError("no")), GOOD, within="s")
     assert store.released.forget(GOOD.id) is None
 
 
@@ -267,13 +298,13 @@ def test_a_payment_that_ends_while_it_is_signed_is_known_no_more():
             change(store, lambda view: apply(view, hold.id, Capture(hold.amount, Evidence.CLAIMED)), hold.id)
             return super().sign(hold)
 
-    store.sign(Slow(), GOOD)
+    store.sign(Slow(), GOOD, within="s")
     assert store.released.given == {}
 
 
 def test_a_payment_that_ends_is_known_no_more_and_another_is():
     store = a_store(GOOD, TOOL)
-    store.sign(KeySignerElsewhere(), GOOD)
+    store.sign(KeySignerElsewhere(), GOOD, within="s")
     change(store, lambda view: apply(view, TOOL.id, Capture(TOOL.amount, Evidence.CLAIMED)), TOOL.id)
     assert store.released.given == {GOOD.id: 1}
     change(store, lambda view: apply(view, GOOD.id, Capture(GOOD.amount, Evidence.CLAIMED)), GOOD.id)

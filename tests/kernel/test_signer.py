@@ -16,17 +16,17 @@ from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.kernel.evm import ORDER, Address
 from x402guard.kernel.rows import Delivery, HoldState, Purpose
 from x402guard.kernel.signer import AllowanceTerms, KeySigner, rlp
-from x402guard.kernel.typed_data import PERMIT2, cancellation_data, typed_data
+from x402guard.kernel.typed_data import PERMIT2, cancellation_digest, digest
 
 SECRET = bytes.fromhex(KEY.removeprefix("0x"))
 ADDRESS = Account.from_key(KEY).address
-OFFER = {"payTo": PAYEE, "asset": ONE.intent.token, "amount": "100000", "network": "eip155:84532"}
+OFFER = {"scheme": "exact", "payTo": PAYEE, "asset": ONE.intent.token, "amount": "100000", "network": "eip155:84532"}
 
 
 def agreed(offer=OFFER, **fields):
     """A payment whose digest is the one of its own fields."""
     intent = replace(ONE.intent, **{"payer": ADDRESS, "accepted_json": json.dumps(offer), **fields})
-    return replace(ONE, intent=replace(intent, digest=typed_data(intent).digest().hex()))
+    return replace(ONE, intent=replace(intent, digest=digest(intent).hex()))
 
 
 class Table:
@@ -68,11 +68,17 @@ GOOD = agreed()
 def test_it_signs_a_committed_payment_and_gives_it_out():
     signer, table = a_signer(GOOD)
     assert signer.address == ADDRESS
-    assert signed_by(signer.sign(GOOD), typed_data(GOOD.intent).digest())
+    assert signed_by(signer.sign(GOOD), digest(GOOD.intent))
     assert table.given == [GOOD.id]
 
 
-OF_VERSION_1 = {"payTo": PAYEE, "asset": ONE.intent.token, "maxAmountRequired": "100000", "network": "base"}
+OF_VERSION_1 = {
+    "scheme": "exact",
+    "payTo": PAYEE,
+    "asset": ONE.intent.token,
+    "maxAmountRequired": "100000",
+    "network": "base",
+}
 
 
 @pytest.mark.parametrize(
@@ -83,21 +89,24 @@ OF_VERSION_1 = {"payTo": PAYEE, "asset": ONE.intent.token, "maxAmountRequired": 
         agreed({**OFFER, "payTo": PAYEE.lower(), "asset": ONE.intent.token.upper()}),
         agreed({**OF_VERSION_1, "amount": "5"}, version=1, network_as_offered="base"),
         agreed({**OFFER, "maxAmountRequired": "5"}),
+        agreed({**OFFER, "extra": {"assetTransferMethod": "eip3009"}}),
+        agreed({**OFFER, "extra": {"name": "USDC"}}),
+        agreed({**OFFER, "extra": None}),
     ],
 )
 def test_it_reads_an_offer_as_it_was_written(hold):
     signer, _ = a_signer(hold)
-    assert signed_by(signer.sign(hold), typed_data(hold.intent).digest())
+    assert signed_by(signer.sign(hold), digest(hold.intent))
 
 
 WRONG = {
     "payer": agreed(payer=Address("0x" + "11" * 20)),
-    "payee": agreed({**OFFER, "payTo": "0x" + "22" * 20}),
-    "token": agreed({**OFFER, "asset": "0x" + "22" * 20}),
-    "amount": agreed({**OFFER, "amount": "100001"}),
-    "amount is 100000 in the payment, but None": agreed(OF_VERSION_1),
-    "amount is 100000 in the payment, but 5": agreed({**OFFER, "maxAmountRequired": "5"}, version=1),
-    "network": agreed({**OFFER, "network": "eip155:1"}),
+    "terms (payee)": agreed({**OFFER, "payTo": "0x" + "22" * 20}),
+    "terms (token)": agreed({**OFFER, "asset": "0x" + "22" * 20}),
+    "terms (amount)": agreed({**OFFER, "amount": "100001"}),
+    "terms (amount of version 1)": agreed({**OFFER, "maxAmountRequired": "5"}, version=1),
+    "terms (scheme)": agreed({**OFFER, "scheme": "upto"}),
+    "terms (method)": agreed({**OFFER, "extra": {"assetTransferMethod": "permit2"}}),
     "deadline": replace(GOOD, deadline_unix=GOOD.deadline_unix + 1),
     "nonce": agreed(nonce=7),
 }
@@ -107,7 +116,29 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_every_term_is_the_offers_and_the_holds(name, act):
     signer, table = a_signer(WRONG[name])
-    assert f": {name} " in refusal(signer, WRONG[name], act)
+    assert f": {name.partition(' ')[0]} is" in refusal(signer, WRONG[name], act)
+    assert table.given == []
+
+
+UNREADABLE = {
+    "another network": json.dumps({**OFFER, "network": "eip155:1"}),
+    "a network that is no text": json.dumps({**OFFER, "network": ["eip155:84532"]}),
+    "no amount of its version": json.dumps(OF_VERSION_1),
+    "no whole number": json.dumps({**OFFER, "amount": 1.5}),
+    "no address": json.dumps({**OFFER, "payTo": "merchant"}),
+    "a number for an address": json.dumps({**OFFER, "asset": 5}),
+    "no scheme": json.dumps({name: value for name, value in OFFER.items() if name != "scheme"}),
+    "no object": "[]",
+    "no object within": json.dumps({**OFFER, "extra": ["permit2"]}),
+    "no json": "{",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_offer_without_terms_is_not_signed(name):
+    hold = replace(GOOD, intent=replace(GOOD.intent, accepted_json=UNREADABLE[name]))
+    signer, table = a_signer(hold)
+    assert "its offer has another network, or no terms" in refusal(signer, hold)
     assert table.given == []
 
 
@@ -199,7 +230,7 @@ def test_what_is_a_key(number):
 
 def test_a_cancellation_is_of_a_live_payment_that_a_signature_can_cancel():
     signer, table = a_signer(GOOD)
-    assert signed_by(signer.sign_cancellation(GOOD), cancellation_data(GOOD.intent).digest())
+    assert signed_by(signer.sign_cancellation(GOOD), cancellation_digest(GOOD.intent))
     assert table.given == []
     assert "or differs" in refusal(a_signer(ended(GOOD, HoldState.VOIDED))[0], GOOD, "sign_cancellation")
     permit = agreed(method="permit2")

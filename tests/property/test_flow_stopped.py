@@ -136,7 +136,7 @@ def drive(flow, guard, seller, stop_after, mood):
                     answer = guard.shell.store.transact(scope, change)
                 case Compute(job, _):
                     answer = job(guard.shell.store.now_ms())
-                case Sign(hold):
+                case Sign(hold, _):
                     answer = Sealed(guard.shell.signer.sign(hold))
                 case AskChain(HoldStatus(hold)):
                     answer = seller.read(hold)

@@ -441,19 +441,19 @@ def _perform(effect: Effect, shell: Shell) -> Any:
             return None
         case Notify(message):
             return LOG.warning(message)
-        case Sign(hold):
+        case Sign(hold, within):
             if shell.signer is None:
                 raise SignerError("there is no signer")
-            return _signed(shell, shell.signer, hold)
+            return _signed(shell, shell.signer, hold, within)
         case AskChain(question):
             return shell.single_flight.ask(question, shell.chain)
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 
 
-def _signed(shell: Shell, signer: Signer, hold: Hold) -> Sealed[bytes]:
+def _signed(shell: Shell, signer: Signer, hold: Hold, within: str) -> Sealed[bytes]:
     with forgetting():
-        return Sealed(shell.store.sign(signer, hold))
+        return Sealed(shell.store.sign(signer, hold, within=within))
 
 
 def _needed(exchange: X | None) -> X:

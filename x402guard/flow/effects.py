@@ -126,9 +126,10 @@ class Checkpoint(Struct, frozen=True):
 
 
 class Sign(Struct, frozen=True):
-    """Sign a committed hold. Answered by 65 bytes, sealed."""
+    """Sign a committed hold, which lies in a node or below it: the session that signs. Answered by 65 bytes, sealed."""
 
     hold: Hold
+    within: str
 
 
 class AskChain(Struct, frozen=True):

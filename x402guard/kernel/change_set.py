@@ -1,15 +1,15 @@
 """A change set is data: what a room proposes, what the kernel knew before, and what it was opened with.
 
-All of it goes through bytes and back unchanged, so a kernel in a process of its own could take exactly this.
+All of it goes through bytes (JSON: msgspec writes 256-bit numbers whole) and back unchanged, so a kernel in a process of its
+own could take exactly this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.json import Decoder, Encoder
 
 from x402guard.kernel.proofs import ByOwner, Proof
 from x402guard.kernel.rows import NANOS_PER_DOLLAR, WALLET, Entry, Hold, HoldState, Node
@@ -129,25 +129,3 @@ class ChangeSet(Struct, frozen=True):
     steps: tuple[Step, ...] = ()
     owner: tuple[ByOwner, ...] = ()
     durable: bool = False
-
-
-class Submission(Struct, frozen=True):
-    """All that ``kernel.commit.check`` takes. It goes through bytes and back unchanged."""
-
-    opened: Opened
-    before: Before
-    change_set: ChangeSet
-    now: Now
-
-    def to_bytes(self) -> bytes:
-        """Return it as JSON: msgspec writes 256-bit numbers whole."""
-        return _ENCODED(self)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> Submission:
-        """Return what ``to_bytes`` has written. Raises ``msgspec.ValidationError`` for anything else."""
-        return _DECODED(raw)
-
-
-_ENCODED: Final = Encoder().encode
-_DECODED: Final[Callable[[bytes], Submission]] = Decoder(Submission).decode

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.change_set import Mark, MarkKey, Step, Submission, mark_name
+from x402guard.kernel.change_set import Before, ChangeSet, Mark, MarkKey, Now, Opened, Step, mark_name
 from x402guard.kernel.proofs import Lost, Proof
 from x402guard.kernel.rows import Hold, HoldState, Node, lends
 from x402guard.kernel.table import AUTHORIZE, STEPS
@@ -90,15 +90,12 @@ class Changes:
     """A change set beside the rows before it, with windows rolled to the kernel's clock.
 
     Attributes:
-        sent: what was submitted.
         nodes: changed node → (its row before, rolled; None for a new one), and its row after.
         moves: the changed holds. *idle_steps*: holds that have steps, and whose rows are not written.
     """
 
-    def __init__(self, sent: Submission) -> None:
-        self.sent = sent
-        before, change_set = sent.before, sent.change_set
-        self.opened, self.before, self.now = sent.opened, before, sent.now
+    def __init__(self, opened: Opened, before: Before, change_set: ChangeSet, now: Now) -> None:
+        self.opened, self.before, self.change_set, self.now = opened, before, change_set, now
         self._after = {node.id: node for node in change_set.nodes}
         steps: dict[str, list[Step]] = {}
         for step in change_set.steps:
@@ -139,4 +136,4 @@ class Changes:
         """Return a mark as it is after the change. Raises ``IllegalTransition`` for one that was not loaded."""
         if mark_name(key) not in self.before.marks:
             refuse("giving back", f"mark {'/'.join(key)}", "it was not loaded")
-        return dict(self.sent.change_set.marks).get(key, self.before.marks[mark_name(key)])
+        return dict(self.change_set.marks).get(key, self.before.marks[mark_name(key)])

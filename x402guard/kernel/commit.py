@@ -9,8 +9,8 @@ Six rules, each a function below whose docstring is the rule:
     room          a new hold fits, under nodes that are open; what is past its limit is tripped
     once          a purchase whose answer is lost is not paid again
 
-A seventh, ``durable``, says what has to survive a power cut. A change set that breaks one raises ``IllegalTransition``, which names the rule, the row and what differs. Then nothing is
-written, and nothing is signed.
+A seventh, ``durable``, says what has to survive a power cut. A change set that breaks one raises ``IllegalTransition``, which
+names the rule, the row and what differs. Then nothing is written, and nothing is signed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from x402guard.kernel.change_set import Before, ChangeSet, Now, Opened, Submission
+from x402guard.kernel.change_set import Before, ChangeSet, Now, Opened
 from x402guard.kernel.changes import Changes, Move, refuse
 from x402guard.kernel.given_back import check_exposed, check_given_back, check_marks, is_of
 from x402guard.kernel.moved import STILL, ZERO, check_loaded, moved
@@ -45,8 +45,8 @@ NAMED: Final = "named:"
 
 
 def check(opened: Opened, before: Before, change_set: ChangeSet, now: Now) -> None:
-    """Raise ``IllegalTransition`` for a change set that breaks a rule, whatever code has made it. Pure."""
-    changes = Changes(Submission(opened, before, change_set, now))
+    """Raise ``IllegalTransition`` for a change set that breaks a rule, whatever code has proposed it. Pure."""
+    changes = Changes(opened, before, change_set, now)
     books(changes)
     lifecycle(changes)
     worth(changes)
@@ -416,7 +416,7 @@ def _is_remembered(changes: Changes, hold: Hold) -> bool:
 
 def durable(changes: Changes) -> None:
     """What restrains survives a power cut: whether a change does is worked out from the rows, not from a room's word."""
-    if changes.sent.change_set.durable:
+    if changes.change_set.durable:
         return
     for move in changes.moves:
         was = 0 if move.before is None else move.before.counts

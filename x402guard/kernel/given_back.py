@@ -143,7 +143,7 @@ def check_exposed(changes: Changes) -> None:
         mark = changes.mark(exposed_mark(key))
         if mark is None or mark["nanos"] != nanos:
             refuse(_RULE, mark_name(exposed_mark(key)), f"{nanos} are exposed to undone blocks, and it does not say so")
-    for (kind, key), value in changes.sent.change_set.marks:
+    for (kind, key), value in changes.change_set.marks:
         if kind == EXPOSED[0] and key not in expected and value != known[mark_name((kind, key))]:
             refuse(_RULE, mark_name((kind, key)), "it is written, and no hold moves it")
 
@@ -153,7 +153,7 @@ def check_marks(changes: Changes) -> None:
 
     One Transfer proves one hold: its mark changes hands as the proof of the first one changes. A free one may be taken.
     """
-    for (kind, key), value in changes.sent.change_set.marks:
+    for (kind, key), value in changes.change_set.marks:
         if kind not in MONEY_MARKS:
             continue
         known = changes.before.marks.get(mark_name((kind, key)))

@@ -6,7 +6,7 @@ A store keeps rows. It never sees a decision, and it is handed rows to write by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, Self, final
 
 import coincurve
@@ -18,10 +18,10 @@ from x402guard.kernel.commit import check, check_worth
 from x402guard.kernel.evm import Address, checksum_address, keccak, normalise_signature
 from x402guard.kernel.proofs import Unsigned
 from x402guard.kernel.released import Released
-from x402guard.kernel.rows import Hold, HoldState, Node
-from x402guard.kernel.signer import KeySigner, Signable, committed
+from x402guard.kernel.rows import Hold, Node
+from x402guard.kernel.signer import KeySigner, Signable, committed, may_be_signed
 from x402guard.kernel.sound import Sound
-from x402guard.kernel.typed_data import typed_data
+from x402guard.kernel.typed_data import digest
 
 Clock = Callable[[], tuple[int, int]]
 """Returns the believed time in unix milliseconds, and how far the machine's clock is ahead of it. The store has it."""
@@ -51,7 +51,6 @@ class Loaded(Protocol):
     clock_ms: int
     now_ms: int
     forget: Callable[[str], Unsigned | None]
-
     keeps_idle: bool
 
 
@@ -108,12 +107,21 @@ class Work:
         )
         check(opened, before, change_set, now)
         self.ended = []
+        parents = {each.id: each.parent_id for each in (*before.nodes.values(), *change_set.nodes) if each is not None}
         for hold in change_set.holds:
-            if hold.intent is not None and hold.state is not HoldState.HELD:
-                self.ended.append(hold.id)
-            elif hold.intent is not None and before.holds[hold.id] is None and hold.id not in self._lost:
-                released.begun(hold.id)
+            if hold.intent is not None:
+                released.lies(hold.id, list(_path(hold.node_id, parents)))
+                if not may_be_signed(hold):
+                    self.ended.append(hold.id)
+                elif before.holds[hold.id] is None and hold.id not in self._lost:
+                    released.begun(hold.id)
         rows.add(change_set)
+
+
+def _path(node_id: str | None, parents: Mapping[str, str | None]) -> Iterator[str]:
+    while node_id is not None:
+        yield node_id
+        node_id = parents[node_id]
 
 
 class Ledger(ABC):
@@ -193,12 +201,13 @@ class Ledger(ABC):
         """Return one hold as committed, or None."""
 
     @final
-    def sign(self, signer: Signs, hold: Hold) -> bytes:
-        """Return the signature of a committed payment, 65 bytes, low s.
+    def sign(self, signer: Signs, hold: Hold, *, within: str) -> bytes:
+        """Return the signature of a committed payment, 65 bytes, low s. It lies *within* the session that signs, or below.
 
         Raises ``SignerError`` for a definite no, the kernel's own or the signer's. Any other exception means that a
         signature may exist somewhere: also ``ValueError``, for one that is not this payment's by the signer's address.
         """
+        self.released.check_within(hold.id, within)
         if isinstance(signer, KeySigner):
             return signer.sign(hold)  # it reads the row itself
         row = committed(self.signable, hold, signer.address)
@@ -240,10 +249,9 @@ class _Signable:
 
 def _check_signature(signature: bytes, hold: Hold, address: Address) -> None:
     """Raise ``ValueError`` unless *signature* is that of *address* over this payment: another machine has made it."""
-    digest = typed_data(hold.payment()).digest()
     compact = signature[:64] + bytes([signature[64] - 27])
     try:
-        key = coincurve.PublicKey.from_signature_and_message(compact, digest, hasher=None)
+        key = coincurve.PublicKey.from_signature_and_message(compact, digest(hold.payment()), hasher=None)
     except Exception as error:
         raise ValueError("the signer returned no signature of this payment") from error
     if checksum_address(keccak(key.format(compressed=False)[1:])[12:]).lower() != address.lower():

@@ -44,7 +44,7 @@ def _check_types(place: str, row: Hold | Node) -> None:
 
 def check_loaded(changes: Changes) -> None:
     """Check that each row is written once, with exact types, and was loaded or looked for."""
-    change_set, loaded = changes.sent.change_set, changes.before
+    change_set, loaded = changes.change_set, changes.before
     rows: tuple[Node | Hold, ...] = (*change_set.nodes, *change_set.holds)
     seen: set[str] = set()
     for row in rows:
@@ -79,7 +79,7 @@ def moved(changes: Changes) -> dict[str, Moved]:
                 above = found[node.id] = found.get(node.id) or Moved()
                 above.live += held
     clock_ms, now_ms = changes.now.clock_ms, changes.now.now_ms
-    for entry in changes.sent.change_set.entries:
+    for entry in changes.change_set.entries:
         by = found[entry.node_id] = found.get(entry.node_id) or Moved()
         if not by.seq:
             row = changes.before.nodes.get(entry.node_id)

@@ -1,13 +1,13 @@
 """Keeps which payments of this process the signer has been given, and makes ``Unsigned``.
 
-A payment counts as given to the signer from its commit on. Only the process that wrote it can say otherwise, and only while it has not
-given it to the signer: after a take-over, a restart, or a request to a remote signer that was not answered, no one can.
+A payment counts as given to the signer from its commit on. Only the process that wrote it can say otherwise, and only while
+it has not given it: after a take-over, a restart, or a request to a remote signer that was not answered, no one can.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from x402guard.errors import SignerError
 from x402guard.kernel.change_set import Step
@@ -15,18 +15,32 @@ from x402guard.kernel.proofs import Unsent, Unsigned
 
 
 class Released:
-    """What the signer was given, and how often (``given``). One belongs to each open ledger."""
+    """What the signer was given, and how often (``given``); and where payments lie. One belongs to each open ledger."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fresh: set[str] = set()
         self._forgotten: set[str] = set()
+        self._paths: dict[str, Sequence[str]] = {}
         self.given: dict[str, int] = {}
 
     def begun(self, hold_id: str) -> None:
         """Note that this process writes a new payment, which the signer has not been given."""
         with self._lock:
             self._fresh.add(hold_id)
+
+    def lies(self, hold_id: str, path: Sequence[str]) -> None:
+        """Note the nodes on the path of a payment that this process writes."""
+        with self._lock:
+            self._paths[hold_id] = path
+
+    def check_within(self, hold_id: str, node_id: str) -> None:
+        """Raise ``SignerError`` unless a payment lies in a node or below it: a session signs for no other."""
+        with self._lock:
+            if node_id not in self._paths.get(hold_id, ()):
+                raise SignerError(
+                    f"hold {hold_id} is no payment that this process has in the ledger within {node_id!r}"
+                )
 
     def ended(self, hold_ids: Iterable[str]) -> None:
         """Forget payments whose rows have ended: the signer refuses them by their rows."""
@@ -35,6 +49,7 @@ class Released:
                 self._fresh.discard(hold_id)
                 self._forgotten.discard(hold_id)
                 self.given.pop(hold_id, None)
+                self._paths.pop(hold_id, None)
 
     def give(self, hold_id: str, *, is_first: bool) -> bool:
         """Note that the signer is given a payment. Returns True if it had not been before.

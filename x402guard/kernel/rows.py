@@ -267,9 +267,8 @@ class Hold(Struct, frozen=True, gc=False):
         return self.intent
 
 
-NODE_FIXED: Final = ("parent_id", "kind", "name", "created_ms")
 HOLD_FIXED: Final = ("node_id", "kind", "amount", "created_ms", "deadline_unix", "purpose", "purchase_key", "intent")
-"""What never changes of a node, and of a hold. A file never writes these columns of a row again."""
+"""What never changes of a hold."""
 
 _ENCODED: Final = Encoder().encode
 _DECODED: Final = Decoder(dict[str, Any]).decode

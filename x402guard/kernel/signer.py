@@ -15,8 +15,9 @@ from msgspec.json import Decoder
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.kernel.evm import ORDER, Address, checksum_address, keccak, normalise_signature
+from x402guard.kernel.intent import Intent, Terms
 from x402guard.kernel.rows import HOLD_FIXED, Delivery, Hold, HoldState
-from x402guard.kernel.typed_data import PERMIT2, cancellation_data, typed_data
+from x402guard.kernel.typed_data import PERMIT2, cancellation_digest, digest
 
 
 class Signable(Protocol):
@@ -49,9 +50,8 @@ class AllowanceTerms(Struct, frozen=True):
 
     def fields(self) -> tuple[_Rlp, ...]:
         """Return the fields of the transaction (EIP-1559, in its order). It carries no value and no access list."""
-        token = bytes.fromhex(self.token[2:])
-        head = (self.chain_id, self.account_nonce, self.tip_wei, self.max_fee_wei, self.gas)
-        return (*head, token, 0, self.data(), ())
+        fees, token = (self.tip_wei, self.max_fee_wei, self.gas), bytes.fromhex(self.token[2:])
+        return (self.chain_id, self.account_nonce, *fees, token, 0, self.data(), ())
 
 
 _APPROVE: Final = bytes.fromhex("095ea7b3")  # approve(address,uint256)
@@ -96,7 +96,7 @@ class KeySigner:
         row = committed(self._lookup, hold, self._address)
         if self._lookup is not None:
             self._lookup.give(row)
-        return self._signed(typed_data(row.payment()).digest())
+        return self._signed(digest(row.payment()))
 
     def sign_cancellation(self, hold: Hold) -> bytes:
         """Return the signature of the ``CancelAuthorization`` (EIP-3009) of an EIP-3009 payment, by ``committed``.
@@ -106,7 +106,7 @@ class KeySigner:
         row = committed(self._lookup, hold, self._address)  # the same checks as for the payment
         if row.payment().method != "eip3009":
             raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which a signature cannot cancel")
-        return self._signed(cancellation_data(row.payment()).digest())
+        return self._signed(cancellation_digest(row.payment()))
 
     def sign_allowance(self, terms: AllowanceTerms) -> bytes:
         """Return a signed transaction (EIP-1559) that sets what Permit2 may move of one token. It can do nothing else."""
@@ -144,10 +144,14 @@ def _with_length(raw: bytes, offset: int) -> bytes:
 
 
 _DECODED: Final = Decoder().decode
-
-
 _as_authorized: Final = attrgetter("id", *HOLD_FIXED, "flying_since_ms", "instance", "presented")
 """What does not change of a hold while its request is in flight."""
+
+
+def may_be_signed(row: Hold) -> bool:
+    """True for a payment that is live, or captured and presented again: the same nonce can be taken only once."""
+    again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
+    return row.state is HoldState.HELD or again
 
 
 def committed(lookup: Signable | None, hold: Hold, address: Address) -> Hold:
@@ -163,24 +167,33 @@ def committed(lookup: Signable | None, hold: Hold, address: Address) -> Hold:
         raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
     if row is None or row.intent is None:
         raise SignerError("the payment is not in the ledger, and only payments in it are signed")
-    # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
-    again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
-    if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
+    if _as_authorized(row) != _as_authorized(hold) or not may_be_signed(row):
         raise SignerError(f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer")
     intent = row.intent
-    offered: dict[str, Any] = _DECODED(intent.accepted_json)
-    amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     compared = {
         "payer": (intent.payer.lower(), address.lower()),
-        "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
-        "token": (intent.token.lower(), str(offered.get("asset")).lower()),
-        "amount": (str(intent.amount_atomic), str(amount).lstrip("0")),
-        "network": (intent.network_as_offered, offered.get("network")),
+        "terms": (intent.terms, offered_terms(intent)),
         "deadline": (intent.valid_until, row.deadline_unix),
         "nonce": (f"{intent.nonce:064x}", row.id),
-        "digest": (intent.digest, typed_data(intent).digest().hex()),
+        "digest": (intent.digest, digest(intent).hex()),
     }
     for name, (ours, theirs) in compared.items():
         if ours != theirs:
             raise SignerError(f"hold {row.id}: {name} is {ours} in the payment, but {theirs} in the hold or its offer")
     return row
+
+
+def offered_terms(intent: Intent) -> Terms:
+    """Return the terms of the offer that a payment echoes, read again; what an offer leaves to its token is the payment's.
+
+    An offer names a network of its version, and addresses in any case. Raises ``SignerError`` for one without terms.
+    """
+    try:
+        said: dict[str, Any] = _DECODED(intent.accepted_json)
+        scheme, method = said["scheme"], (said.get("extra") or {}).get("assetTransferMethod") or intent.method
+        network = {intent.network_as_offered: intent.network}[said["network"]]
+        token, payee = (checksum_address(bytes.fromhex(said[name][2:])) for name in ("asset", "payTo"))
+        amount = int(str(said["maxAmountRequired" if intent.version == 1 else "amount"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise SignerError(f"hold {intent.nonce:064x}: its offer has another network, or no terms") from error
+    return Terms(intent.version, scheme, method, network, token, amount, payee)

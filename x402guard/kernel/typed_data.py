@@ -1,17 +1,16 @@
-"""Builds what is signed: the EIP-712 message of a payment, from the fields of its intent only.
+"""Hashes what is signed (EIP-712), from the fields of a payment's intent alone: three payments, and a cancellation.
 
-Sources: EIP-3009 (TransferWithAuthorization, cancelAuthorization); Permit2's SignatureTransfer (PermitWitnessTransferFrom); x402
-specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
+The types stand as their sources write them: EIP-3009 (TransferWithAuthorization, cancelAuthorization); Permit2's SignatureTransfer
+(PermitWitnessTransferFrom); x402 specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final
 
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.eip712 import Domain, TypedData, Types
-from x402guard.kernel.evm import Address
+from x402guard.kernel.evm import MAX_UINT256, Address, keccak
 from x402guard.kernel.intent import Intent
 
 PERMIT2: Final = Address("0x000000000022D473030F116dDEE9F6B43aC78BA3")
@@ -23,95 +22,75 @@ EXACT_PROXY: Final = Address("0x402085c248EeA27D92E8b30b2C58ed07f9E20001")
 UPTO_PROXY: Final = Address("0x4020A4f3b7b90ccA423B9fabCc0CE57C6C240002")
 """The x402 upto proxy, the same on every EVM chain; only ``witness.facilitator`` may call it."""
 
-_TRANSFER: Final[Types] = {
-    "TransferWithAuthorization": (
-        ("from", "address"),
-        ("to", "address"),
-        ("value", "uint256"),
-        ("validAfter", "uint256"),
-        ("validBefore", "uint256"),
-        ("nonce", "bytes32"),
-    )
-}
+_DOMAIN: Final = "EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+_PERMIT2_DOMAIN: Final = "EIP712Domain(string name,uint256 chainId,address verifyingContract)"
+_TRANSFER: Final = "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,bytes32 nonce)"
+_CANCEL: Final = "CancelAuthorization(address authorizer,bytes32 nonce)"
+_PERMITTED: Final = "TokenPermissions(address token,uint256 amount)"
+_EXACT_WITNESS: Final = "Witness(address to,uint256 validAfter)"
+_UPTO_WITNESS: Final = "Witness(address to,address facilitator,uint256 validAfter)"
+_PERMIT: Final = "PermitWitnessTransferFrom(TokenPermissions permitted,address spender,uint256 nonce,uint256 deadline,Witness witness)"
+
+_known: Final = lru_cache(maxsize=256)(keccak)
+"""Keccak-256. The last hashes are known: a signer encodes a payment again, from its row, and needs the same ones."""
 
 
-def _permit_types(witness: tuple[tuple[str, str], ...]) -> Types:
-    return {
-        "PermitWitnessTransferFrom": (
-            ("permitted", "TokenPermissions"),
-            ("spender", "address"),
-            ("nonce", "uint256"),
-            ("deadline", "uint256"),
-            ("witness", "Witness"),
-        ),
-        "TokenPermissions": (("token", "address"), ("amount", "uint256")),
-        "Witness": witness,
-    }
+def digest(intent: Intent) -> bytes:
+    """Return the 32 bytes that are signed for a payment. Raises ``IllegalTransition`` for another scheme or method."""
+    return _digest(domain_separator(intent), struct_hash(intent))
 
 
-_EXACT_PERMIT: Final = _permit_types((("to", "address"), ("validAfter", "uint256")))
-_UPTO_PERMIT: Final = _permit_types((("to", "address"), ("facilitator", "address"), ("validAfter", "uint256")))
-
-
-def _transfer(intent: Intent) -> TypedData:
-    """Return EIP-3009's TransferWithAuthorization. Valid while validAfter < t < validBefore."""
-    message = {
-        "from": intent.payer,
-        "to": intent.payee,
-        "value": intent.amount_atomic,
-        "validAfter": intent.valid_after,
-        "validBefore": intent.valid_until,
-        "nonce": f"0x{intent.nonce:064x}",
-    }
-    domain = Domain(intent.domain_name, intent.domain_version, intent.chain_id, intent.token)
-    return TypedData(domain, _TRANSFER, "TransferWithAuthorization", message)
-
-
-def _exact_permit(intent: Intent) -> TypedData:
-    """Return PermitWitnessTransferFrom for the exact proxy, with the payee as witness."""
-    witness = {"to": intent.payee, "validAfter": intent.valid_after}
-    return _permit(intent, EXACT_PROXY, _EXACT_PERMIT, witness)
-
-
-def _upto_permit(intent: Intent) -> TypedData:
-    """Return PermitWitnessTransferFrom for the upto proxy, with payee and facilitator as witness."""
-    if intent.facilitator is None:
-        raise IllegalTransition("an upto payment has no facilitator")
-    witness = {"to": intent.payee, "facilitator": intent.facilitator, "validAfter": intent.valid_after}
-    return _permit(intent, UPTO_PROXY, _UPTO_PERMIT, witness)
-
-
-def _permit(intent: Intent, spender: Address, types: Types, witness: Mapping[str, Any]) -> TypedData:
-    """*spender* is a proxy of x402 and never the intent's word. Valid while validAfter ≤ t ≤ deadline."""
-    message = {
-        "permitted": {"token": intent.token, "amount": intent.amount_atomic},
-        "spender": spender,
-        "nonce": intent.nonce,
-        "deadline": intent.valid_until,
-        "witness": witness,
-    }
-    return TypedData(Domain("Permit2", None, intent.chain_id, PERMIT2), types, "PermitWitnessTransferFrom", message)
-
-
-def typed_data(intent: Intent) -> TypedData:
-    """Return the message to sign for *intent*. Raises ``IllegalTransition`` for another scheme or method."""
-    match intent.scheme, intent.method:
-        case "exact", "eip3009":
-            return _transfer(intent)
-        case "exact", "permit2":
-            return _exact_permit(intent)
-        case "upto", "permit2":
-            return _upto_permit(intent)
-    raise IllegalTransition(f"no scheme {intent.scheme!r} by {intent.method!r}")
-
-
-_CANCELLATION: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}
-
-
-def cancellation_data(intent: Intent) -> TypedData:
-    """Return the typed data that cancels *intent*, from its fields only. Raises ``ValueError`` if not EIP-3009."""
+def cancellation_digest(intent: Intent) -> bytes:
+    """Return the 32 bytes that are signed to cancel a payment. Raises ``ValueError`` if it is not by EIP-3009."""
     if intent.method != "eip3009":
         raise ValueError(f"a signature cannot cancel a {intent.method} payment")
-    domain = Domain(intent.domain_name, intent.domain_version, intent.chain_id, intent.token)
-    message = {"authorizer": intent.payer, "nonce": f"0x{intent.nonce:064x}"}
-    return TypedData(domain, _CANCELLATION, "CancelAuthorization", message)
+    return _digest(domain_separator(intent), _hashed(_CANCEL, intent.payer, intent.nonce))
+
+
+def _digest(separator: bytes, struct: bytes) -> bytes:
+    return _known(b"\x19\x01" + separator + struct)
+
+
+def domain_separator(intent: Intent) -> bytes:
+    """Return ``hashStruct(eip712Domain)``, 32 bytes: the token's own domain, or Permit2's, which has no version."""
+    if intent.method == "permit2":
+        return _hashed(_PERMIT2_DOMAIN, _known(b"Permit2"), intent.chain_id, PERMIT2)
+    name, version = _known(intent.domain_name.encode()), _known(intent.domain_version.encode())
+    return _hashed(_DOMAIN, name, version, intent.chain_id, intent.token)
+
+
+def struct_hash(intent: Intent) -> bytes:
+    """Return ``hashStruct(message)``, 32 bytes. A permit's spender is a proxy of x402, and never the intent's word.
+
+    A transfer is valid while validAfter < t < validBefore, a permit while validAfter ≤ t ≤ deadline.
+    """
+    payee, after, until, nonce = intent.payee, intent.valid_after, intent.valid_until, intent.nonce
+    match intent.scheme, intent.method:
+        case "exact", "eip3009":
+            return _hashed(_TRANSFER, intent.payer, payee, intent.amount_atomic, after, until, nonce)
+        case "exact", "permit2":
+            spender, kind, witness = EXACT_PROXY, _EXACT_WITNESS, _hashed(_EXACT_WITNESS, payee, after)
+        case "upto", "permit2":
+            if intent.facilitator is None:
+                raise IllegalTransition("an upto payment has no facilitator")
+            witness = _hashed(_UPTO_WITNESS, payee, intent.facilitator, after)
+            spender, kind = UPTO_PROXY, _UPTO_WITNESS
+        case _:
+            raise IllegalTransition(f"no scheme {intent.scheme!r} by {intent.method!r}")
+    permitted = _hashed(_PERMITTED, intent.token, intent.amount_atomic)
+    return _hashed(_PERMIT + _PERMITTED + kind, permitted, spender, nonce, until, witness)
+
+
+def _hashed(kind: str, *fields: int | Address | bytes) -> bytes:
+    """Return ``hashStruct``: of a type, with the types that it names after it, and of its fields in their order."""
+    return _known(_known(kind.encode()) + b"".join(map(_word, fields)))
+
+
+def _word(value: int | Address | bytes) -> bytes:
+    """Return ``encodeData`` of a number, an address, or the hash of a text or struct. Raises ``ValueError`` for others."""
+    if type(value) is int and 0 <= value <= MAX_UINT256:
+        return value.to_bytes(32, "big")
+    raw = bytes.fromhex(value.removeprefix("0x")) if isinstance(value, str) else value
+    if type(raw) is bytes and len(raw) == (20 if isinstance(value, str) else 32):
+        return raw.rjust(32, b"\0")
+    raise ValueError(f"{value!r} is no number, address or hash")

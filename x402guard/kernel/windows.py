@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 from x402guard.kernel.rows import HoldState, Node, Window
 
-_UTC: Final = "UTC"
-
 
 @lru_cache(maxsize=1)
 def zone_names() -> frozenset[str]:
@@ -32,7 +30,7 @@ def zone(tz: str) -> dt.tzinfo:
     The files of a system are as old as its image: two machines would begin the same day at two times, and each would
     give its budget out.
     """
-    if tz == _UTC:
+    if tz == "UTC":
         return dt.UTC
     if tz not in zone_names():
         raise ValueError(f"{tz!r:.80} is no time zone of tzdata")

@@ -148,7 +148,7 @@ class LedgerStore(LedgerReads, Protocol):
     def signable(self) -> Signable:
         """See ``kernel.ledger.Ledger.signable``."""
 
-    def sign(self, signer: Signs, hold: Hold) -> bytes:
+    def sign(self, signer: Signs, hold: Hold, *, within: str) -> bytes:
         """See ``kernel.ledger.Ledger.sign``."""
 
     def at_one_moment(self) -> AbstractContextManager[LedgerReads]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
 from x402guard.kernel.ledger import Clock
-from x402guard.kernel.rows import HOLD_FIXED, NODE_FIXED, Entry, Hold, HoldState, Node
+from x402guard.kernel.rows import HOLD_FIXED, Entry, Hold, HoldState, Node
 from x402guard.ledger.view import Loaded, Scope
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -52,7 +52,8 @@ class _Insert:
         return self._known[rows]
 
 
-_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), NODE_FIXED)
+_NODE_FIXED: Final = ("parent_id", "kind", "name", "created_ms")
+_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), _NODE_FIXED)
 _PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",), HOLD_FIXED)
 _PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
 _ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)

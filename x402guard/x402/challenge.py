@@ -206,7 +206,7 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None
     """Return the refusal of a payment that the account cannot make, which would hold budget; else what it has."""
     if context.payer is None:
         return None
-    funds = yield AskChain(AccountFunds(offer.network, offer.asset.contract, context.payer))
+    funds = yield AskChain(AccountFunds(offer.network, offer.token, context.payer))
     if funds is None and context.unsafe_no_chain:
         return None
     if funds is None:

@@ -296,7 +296,7 @@ def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
     try:
         yield Checkpoint()
         signing = True
-        return _sealed_header(hold, (yield Sign(hold)))
+        return _sealed_header(hold, (yield Sign(hold, context.node_id)))
     except GeneratorExit:
         raise
     except SignerError as error:

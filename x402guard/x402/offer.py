@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -13,7 +13,7 @@ from x402guard.assets import Asset, AssetRegistry, resolve_network
 from x402guard.errors import ProtocolError
 from x402guard.evm import ZERO_ADDRESS, parse_address
 from x402guard.kernel.evm import MAX_UINT256, Address
-from x402guard.kernel.intent import TransferMethod
+from x402guard.kernel.intent import Terms, TransferMethod
 from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import (
@@ -37,17 +37,12 @@ GATEWAY_DOMAIN: Final = "GatewayWalletBatched"
 """The domain name of an offer that Circle Gateway settles from its own wallet contract, not from the token."""
 
 
-class Offer(Struct, frozen=True):
-    """One way to pay that is fully supported.
+class Offer(Terms, frozen=True, kw_only=True):
+    """One way to pay that is fully supported: its terms, as the registry names network and token, and what is around them.
 
     Attributes:
-        version: the x402 version, 1 or 2.
-        scheme: ``exact`` or ``upto``.
-        method: the transfer method: ``eip3009`` or ``permit2``.
         asset: the entry of the asset registry, not the offer's data.
-        amount_atomic: atomic units of the asset; the ceiling for ``upto``.
-        amount_nanos: the same in nano-dollars, rounded up.
-        payee: the address that is paid.
+        amount_nanos: the amount in nano-dollars, rounded up.
         max_timeout_s: the lifetime of the signature that the server requests, in seconds.
         facilitator: the only address that may settle an ``upto``; None for ``exact``.
         flow: ``authorization``, or another that the server requests in ``extra.paymentFlow``.
@@ -59,13 +54,8 @@ class Offer(Struct, frozen=True):
         network_as_offered: the network by the name that the offer uses.
     """
 
-    version: Literal[1, 2]
-    scheme: str
-    method: TransferMethod
     asset: Asset
-    amount_atomic: int
     amount_nanos: Nanos
-    payee: Address
     max_timeout_s: int
     facilitator: Address | None
     flow: str
@@ -75,11 +65,6 @@ class Offer(Struct, frozen=True):
     extensions_json: str | None
     position: int
     network_as_offered: str
-
-    @property
-    def network(self) -> str:
-        """The network in CAIP-2 form."""
-        return self.asset.network
 
     def describe(self) -> str:
         """Return scheme, amount, token, network and payee for messages."""
@@ -169,10 +154,12 @@ def _normalise_one(
         version=required.version,
         scheme=scheme,
         method=method,
-        asset=asset,
+        network=asset.network,
+        token=asset.contract,
         amount_atomic=amount,
-        amount_nanos=asset.value_nanos(amount),
         payee=_payee(requirement.pay_to, asset, f"{field}.payTo"),
+        asset=asset,
+        amount_nanos=asset.value_nanos(amount),
         max_timeout_s=int(requirement.max_timeout_s),
         facilitator=_facilitator(extra, f"{field}.extra.facilitatorAddress") if scheme == "upto" else None,
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
@@ -309,9 +296,7 @@ def conflicts_with(offer: Offer, header: Iterable[Mapping[str, Any]], beside: Se
     What it says of another entry of the header is not said of this one, unless the same payment has another amount. A
     body is the server's own (HTTP transport v2, "Response Body"): what cannot be read in it says nothing.
     """
-    ours = Stated(
-        offer.network, offer.asset.contract.lower(), offer.payee.lower(), frozenset({str(offer.amount_atomic)})
-    )
+    ours = Stated(offer.network, offer.token.lower(), offer.payee.lower(), frozenset({str(offer.amount_atomic)}))
     if not beside or ours in beside:
         return False
     others = [*map(stated_in, header)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
@@ -17,7 +17,6 @@ from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.commit import NAMED
-from x402guard.kernel.intent import Intent
 from x402guard.kernel.proofs import PayAgain
 from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState, Nanos
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
@@ -156,7 +155,7 @@ def purchase_scope(
 
 
 def _token(offer: Offer) -> tuple[str, str]:
-    return offer.network, offer.asset.contract
+    return offer.network, offer.token
 
 
 def authorize_purchase(
@@ -356,7 +355,7 @@ def _asked_about(case: Case) -> tuple[Any, ...]:
     """Return what an approval covers: exactly this offer for this request."""
     offer, request = case.offer, case.request
     return (
-        offer.version, offer.scheme, offer.method, offer.network, offer.asset.contract, str(offer.amount_atomic), offer.payee,
+        *map(str, astuple(offer.terms)),
         request.method, request.url, request.body_sha256 or "", request.purchase or "",
     )  # fmt: skip
 
@@ -364,22 +363,8 @@ def _asked_about(case: Case) -> tuple[Any, ...]:
 def _still_matches(view: LedgerView, hold: Hold, cases: tuple[Case, ...]) -> bool:
     if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
         return False
-    held = _terms(hold.payment())
-    return any(held == (o.version, o.scheme, o.method, o.network, o.asset.contract, o.amount_atomic, o.payee,
-                       ) for o in (case.offer for case in cases))  # fmt: skip
-
-
-def _terms(intent: Intent) -> tuple[object, ...]:
     # Without the facilitator: the signed payment names its own, and official servers offer another one each time.
-    return (
-        intent.version,
-        intent.scheme,
-        intent.method,
-        intent.network,
-        intent.token,
-        intent.amount_atomic,
-        intent.payee,
-    )
+    return hold.payment().terms in [case.offer.terms for case in cases]
 
 
 def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: str) -> Hold:
@@ -422,7 +407,7 @@ def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:
         "kind": HoldKind.PAYMENT,
         "amount": offer.amount_nanos,
         "atomic": str(offer.amount_atomic),
-        "token": offer.asset.contract,
+        "token": offer.token,
         "symbol": offer.asset.symbol,
         "network": offer.network,
         "scheme": offer.scheme,

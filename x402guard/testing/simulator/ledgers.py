@@ -76,9 +76,9 @@ class WatchedStore:
         """See ``LedgerStore.signable``."""
         return self.inner.signable
 
-    def sign(self, signer: Signs, hold: Hold) -> bytes:
+    def sign(self, signer: Signs, hold: Hold, *, within: str) -> bytes:
         """See ``LedgerStore.sign``."""
-        return self.inner.sign(signer, hold)
+        return self.inner.sign(signer, hold, within=within)
 
     def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
         """See ``LedgerStore.at_one_moment``."""

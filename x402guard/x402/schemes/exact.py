@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.typed_data import EXACT_PROXY, typed_data
+from x402guard.kernel.typed_data import EXACT_PROXY
 from x402guard.x402.schemes.permit2 import permit_payload
 from x402guard.x402.schemes.scheme import Proposal, draft
 
@@ -24,8 +24,14 @@ class Eip3009:
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
         """Return the authorization, with numbers as strings, and the signature."""
-        message = typed_data(intent).message
-        authorization = {key: str(value) for key, value in message.items()}
+        authorization = {
+            "from": intent.payer,
+            "to": intent.payee,
+            "value": str(intent.amount_atomic),
+            "validAfter": str(intent.valid_after),
+            "validBefore": str(intent.valid_until),
+            "nonce": f"0x{intent.nonce:064x}",
+        }
         return {"authorization": authorization, "signature": f"0x{signature.hex()}"}
 
 
@@ -39,4 +45,4 @@ class Permit2:
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
         """Return the permit, with numbers as strings, and the signature."""
-        return permit_payload(intent, typed_data(intent), signature)
+        return permit_payload(intent, signature)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.typed_data import typed_data
+from x402guard.kernel.typed_data import digest
 from x402guard.x402.offer import Offer
 
 V1_BACKDATE_S: Final = 600
@@ -53,18 +53,12 @@ def draft(proposal: Proposal, *, spender: Address | None, domain: tuple[str, str
     offer = proposal.offer
     back = V1_BACKDATE_S if offer.version == 1 else None
     intent = Intent(
-        version=offer.version,
-        scheme=offer.scheme,
-        method=offer.method,
-        network=offer.network,
+        **asdict(offer.terms),
         network_as_offered=offer.network_as_offered,
         chain_id=offer.asset.chain_id,
-        token=offer.asset.contract,
         domain_name=domain[0],
         domain_version=domain[1],
         payer=proposal.payer,
-        payee=offer.payee,
-        amount_atomic=offer.amount_atomic,
         valid_after=0 if back is None else proposal.now_unix - back,
         valid_until=proposal.now_unix + proposal.lifetime_s,
         nonce=proposal.nonce,
@@ -76,7 +70,7 @@ def draft(proposal: Proposal, *, spender: Address | None, domain: tuple[str, str
         payment_id=proposal.payment_id if _offers_identifier(offer) else None,
         digest="",
     )
-    return replace(intent, digest=typed_data(intent).digest().hex())
+    return replace(intent, digest=digest(intent).hex())
 
 
 def _offers_identifier(offer: Offer) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from x402guard.kernel.intent import Intent
-from x402guard.kernel.typed_data import UPTO_PROXY, typed_data
+from x402guard.kernel.typed_data import UPTO_PROXY
 from x402guard.x402.schemes.permit2 import permit_payload
 from x402guard.x402.schemes.scheme import Proposal, draft
 
@@ -25,4 +25,4 @@ class Permit2:
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
         """Return the permit, with numbers as strings, and the signature."""
-        return permit_payload(intent, typed_data(intent), signature)
+        return permit_payload(intent, signature)
