@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 
 from tests.support.ledger import Books, a_transfer, an_id, sealed, usd
+from x402guard.errors import InconsistentLedger
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.authorize import Refusal
@@ -77,6 +78,18 @@ def test_what_a_store_reads_knows_nothing_of_idle_budget(books):
     assert remaining(nodes, "wallet") == usd("$9.86")
     assert all(node.granted_in == node.used for node in nodes.values() if node.id != "wallet")
     assert {node.id: node for node in books.store.nodes("t")} == {"t": nodes["t"], "wallet": wallet}
+
+
+@pytest.mark.parametrize("edit", [{"granted_in": 1}, {"limit": 1}])
+def test_a_row_that_was_edited_gives_no_idle_budget_back(books, edit):
+    """It is loaded within the change, after the rows that the room asked for were looked at."""
+    books.hold("h1", "$1.00", "t")
+    rows, before = books.store._rows, books.row("s")
+    rows.nodes["t"] = replace(rows.nodes["t"], **edit)
+    with pytest.raises(InconsistentLedger, match="node t"):
+        books.hold("h2", "$8.90", "s")
+    assert books.row("s") == before
+    assert books.store.hold(an_id("h2")) is None
 
 
 def test_nothing_is_refused_that_fits_where_others_keep_what_is_missing(books):
