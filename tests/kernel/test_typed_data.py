@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.kernel.rows import ONE, UPTO
 from x402guard.errors import IllegalTransition
-from x402guard.kernel.evm import MAX_UINT256, keccak
+from x402guard.kernel.evm import MAX_UINT256, checksum_address, keccak
 from x402guard.kernel.typed_data import (
     EXACT_PROXY,
     PERMIT2,
@@ -141,3 +141,9 @@ def test_a_word_that_is_no_number_and_no_address_is_not_hashed(fields):
 
 def test_the_largest_number_is_one():
     assert len(struct_hash(replace(EXACT, amount_atomic=MAX_UINT256, valid_after=0))) == 32
+
+
+@pytest.mark.parametrize("length", [0, 19, 21, 32])
+def test_an_address_has_twenty_bytes(length):
+    with pytest.raises(ValueError, match=f"an address is 20 bytes, not {length}"):
+        checksum_address(b"\x11" * length)
