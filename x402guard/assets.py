@@ -7,7 +7,7 @@ this registry and never from the offer: a server that could choose them could ma
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from x402guard.evm import parse_address
 from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import TransferMethod
 from x402guard.kernel.rows import Nanos
-from x402guard.money import Dollars, atomic_to_nanos, dollars_to_nanos
+from x402guard.money import Dollars, atomic_to_nanos, dollars_to_nanos, format_dollars
 
 _CAIP2 = re.compile(r"eip155:([1-9][0-9]{0,18})", re.ASCII)
 
@@ -80,6 +80,8 @@ class Asset:
         version: EIP-712 domain version of the contract.
         usd: the value of one whole token, in US dollars.
         methods: the signature methods that can move it.
+        unsafe_replace_builtin: in place of the built-in token at that address, whatever the two differ in. In code alone:
+            no setting can say so.
 
     Raises ``ConfigError`` naming the field that is wrong.
     """
@@ -92,6 +94,7 @@ class Asset:
     version: str
     usd: Dollars = "1.00"
     methods: Collection[TransferMethod] = frozenset({"eip3009", "permit2"})
+    unsafe_replace_builtin: bool = False
 
     def __post_init__(self) -> None:
         for name in ("network", "address", "symbol", "name", "version"):
@@ -119,6 +122,8 @@ class Asset:
         object.__setattr__(self, "address", address)
         object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "usd", f"{self.usd}".removeprefix("$"))
+        if type(self.unsafe_replace_builtin) is not bool:
+            raise ConfigError(f"Asset.unsafe_replace_builtin: {self.unsafe_replace_builtin!r} is not True or False")
 
     @property
     def contract(self) -> Address:
@@ -183,19 +188,56 @@ def built_in() -> tuple[Asset, ...]:
     )
 
 
+def _figures(asset: Asset) -> Mapping[str, object]:
+    """Return what decides how much of a token is signed, and what it counts."""
+    usd = format_dollars(dollars_to_nanos(asset.usd))
+    return {"decimals": asset.decimals, "name": asset.name, "version": asset.version, "usd": usd}
+
+
+def _refuse_unless_same(asset: Asset, known: Asset, *, is_built_in: bool) -> None:
+    """Raise ``ConfigError`` for a token that says another figure than the one that is *known*: one of the two is wrong."""
+    theirs = _figures(asset)
+    for name, ours in _figures(known).items():
+        if ours != theirs[name]:
+            whose = f"has {name} {ours!r} built in" if is_built_in else f"is named twice, once with {name} {ours!r}"
+            fix = "remove the entry; code that means it says Asset(unsafe_replace_builtin=True), and no setting can"
+            raise ConfigError(
+                f"assets: {asset.symbol} at {asset.contract} on {asset.network} {whose}, and here {theirs[name]!r}; "
+                f"{fix if is_built_in else 'keep one of the two'}"
+            )
+
+
 class AssetRegistry:
     """Looks up tokens by network and contract address only.
 
     Args:
-        added: tokens in addition to the built-in ones; one with the same network and address replaces a built-in one.
+        added: tokens in addition to the built-in ones, which they replace only by ``unsafe_replace_builtin``.
+
+    Raises ``ConfigError`` for one that says otherwise than a built-in token, or than another one.
     """
 
     def __init__(self, added: Iterable[Asset] = ()) -> None:
-        self._by_contract = {(a.network, a.contract): a for a in (*built_in(), *added)}
+        self._by_contract = {(asset.network, asset.contract): asset for asset in built_in()}
+        self._built_in, seen = dict(self._by_contract), set[tuple[str, Address]]()
+        for asset in added:
+            key = asset.network, asset.contract
+            if key in self._by_contract and (key in seen or not asset.unsafe_replace_builtin):
+                _refuse_unless_same(asset, self._by_contract[key], is_built_in=key not in seen)
+            self._by_contract[key] = asset
+            seen.add(key)
 
     def find(self, network: str, contract: Address) -> Asset | None:
         """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""
         return self._by_contract.get((network, contract))
+
+    def is_added(self, asset: Asset) -> bool:
+        """True for a token whose figures are its owner's, and not those of a built-in one."""
+        own = self._built_in.get((asset.network, asset.contract))
+        return own is None or (own is not asset and _figures(own) != _figures(asset))
+
+    def added(self) -> tuple[Asset, ...]:
+        """Return the tokens that ``is_added`` is true for."""
+        return tuple(filter(self.is_added, self._by_contract.values()))
 
     def all(self) -> tuple[Asset, ...]:
         """Return every asset."""

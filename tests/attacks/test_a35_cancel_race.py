@@ -8,7 +8,6 @@ from tests.support.engines import ENGINES, engine_maker
 from tests.support.market import AMOUNTS, DIME, FAILS, TAKEN, market
 from x402guard import ConfigError
 from x402guard.kernel.rows import HoldState
-from x402guard.kernel.typed_data import cancellation_data
 from x402guard.testing import RpcError
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]
@@ -186,8 +185,7 @@ def test_a35_a_cancellation_can_do_nothing_but_cancel_this_one(shop, relay):
     _, hold_id = committed(shop, guard, "eip3009", "sync")
     made = guard.cancel(hold_id)
     payment = guard.shell.store.hold(hold_id).payment()
-    signed = cancellation_data(payment)
-    assert signed.message == {"authorizer": shop.net.payer, "nonce": f"0x{payment.nonce:064x}"}
+    assert shop.net.payer[2:].lower().rjust(64, "0") + f"{payment.nonce:064x}" in made.data
     tampered = made.data[: 10 + 64] + f"{payment.nonce ^ 1:064x}" + made.data[10 + 128 :]
     with pytest.raises(RpcError, match="invalid signature"):
         shop.chain.call(made.to, tampered)

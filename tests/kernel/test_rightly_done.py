@@ -132,8 +132,20 @@ def test_a_live_payment_is_presented_again_after_a_restart_with_another_price_of
         with pytest.raises(SettlementUncertain):
             http.get("https://shop.example/1")
     shop.paid = None
-    dearer = Asset(network=NETWORK, address=USDC, symbol="USDC", decimals=6, name="USDC", version="2", usd="2.00")
-    with make_guard(url, assets=[dearer]) as guard, guard.session("s", budget="$1.00", id="run") as session:
+    dearer = Asset(
+        network=NETWORK,
+        address=USDC,
+        symbol="USDC",
+        decimals=6,
+        name="USDC",
+        version="2",
+        usd="2.00",
+        unsafe_replace_builtin=True,
+    )
+    with (
+        make_guard(url, assets=[dearer], unsafe_no_chain=True) as guard,
+        guard.session("s", budget="$1.00", id="run") as session,
+    ):
         with client(session, shop) as http:
             assert http.get("https://shop.example/1").status_code == 200
     assert len(shop.nonces) == 1

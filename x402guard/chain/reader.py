@@ -31,7 +31,7 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUn
 from x402guard.chain.settings import Chain, Endpoints, Finality
 from x402guard.errors import ConfigError
 from x402guard.evm import is_transaction
-from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
+from x402guard.flow.ports import Funds, OutgoingTransfer, TokenSays, Transfers
 from x402guard.kernel.evm import Address
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import Hold
@@ -76,6 +76,7 @@ class RpcChainReader:
             self._rpcs[network] = JsonRpc(network, chain.urls, timeout_s=chain.timeout_s, pause=pause)
             self._finality[network] = chain.finality
         self._monotonic, self._wall = monotonic_s, wall_s
+        self._tokens: dict[tuple[str, Address, bool], TokenSays] = {}
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
 
     @classmethod
@@ -132,6 +133,25 @@ class RpcChainReader:
         funds = Funds(balance, allowance)
         self._funds[key] = (self._monotonic(), funds)
         return funds
+
+    def token(self, network: str, contract: Address, *, signs: bool) -> TokenSays | None:
+        """See ``TokenReader.token``. What was read is known from then on: a contract that changes is another token."""
+        key = (network, contract, signs)
+        rpc = self._rpcs.get(network)
+        if key in self._tokens or rpc is None:
+            return self._tokens.get(key)
+        try:
+            decimals = rpc.view(contract, "decimals", [], [], "latest")
+        except ChainUnreadable:
+            return None
+        separator = None
+        if signs:
+            try:
+                separator = rpc.view(contract, "DOMAIN_SEPARATOR", [], [], "latest").to_bytes(32, "big")
+            except ChainUnreadable:  # it has none, or the node is gone since: it is asked again
+                return TokenSays(decimals, None)
+        self._tokens[key] = says = TokenSays(decimals, separator)
+        return says
 
     def head_unix(self, network: str) -> int | None:
         """See ``HeadReader.head_unix``."""

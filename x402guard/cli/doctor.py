@@ -20,6 +20,7 @@ from x402guard.assets import resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
 from x402guard.cli.arguments import AsJson, LedgerUrl, without_keys, working
+from x402guard.cli.policy import added_tokens
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
@@ -116,6 +117,8 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield from _people(settings, policy)
     yield from _ledger(ledger or settings.ledger, arguments["budget"], None if signer is None else signer.address)
     yield from _chains(settings, policy)
+    for told, doubt in added_tokens(settings):
+        yield Finding("token", "ok" if doubt is None else "problem", told if doubt is None else f"{doubt}; {told}")
 
 
 def _unseen(module: str | None) -> Iterator[Finding]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from x402guard.chain.reader import RpcChainReader
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
 from x402guard.errors import ConfigError
+from x402guard.flow.singleflight import token_says
 from x402guard.guard.arguments import meter_of
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
@@ -21,6 +24,7 @@ from x402guard.policy.patterns import check_pattern
 from x402guard.policy.rules import KINDS
 from x402guard.stores import MemoryStore, as_ledger_url, check_ledger_url
 from x402guard.views.words import json_text, printable
+from x402guard.x402.tokens import doubt_of, facts_of
 
 policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
 
@@ -34,6 +38,8 @@ def check(
 ) -> None:
     """Read a settings file as a guard does, and summarize its rules. An error in it gives exit code 2.
 
+    The contract of each token that the file adds is asked whether it says the same.
+
     Example: x402guard policy check x402guard.toml
     """
     settings = load_settings(file)
@@ -42,6 +48,10 @@ def check(
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
     lines = _summary(found)
+    for told, doubt in added_tokens(settings):
+        if doubt is not None:
+            raise ConfigError(f"assets: {doubt}")
+        lines.append(told)
     text = "\n  ".join(
         [f"{file}: the policy is valid, and a guard can be created from the file", *map(printable, lines)]
     )
@@ -49,6 +59,22 @@ def check(
         typer.echo(json_text({"file": str(file), "valid": True, "rules": lines}))
     else:
         typer.echo(text)
+
+
+def added_tokens(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """Yield each token of the settings that is not built in: what it counts, and why it is not believed, or None.
+
+    Each contract is asked, if its network is in ``[chains]``. Raises ``ConfigError``.
+    """
+    added = settings.registry().added()
+    if not added:
+        return
+    with closing(RpcChainReader(settings.read_chains())) as chain:
+        for asset in added:
+            says = token_says(facts_of(asset), chain) if asset.network in chain.networks else None
+            told = f"{asset.symbol} at {asset.contract} on {asset.network} counts ${asset.usd} a token, by the settings"
+            unread = says is None and settings.unsafe_no_chain
+            yield told, None if unread else doubt_of(asset, says)
 
 
 def _summary(found: Policy) -> list[str]:

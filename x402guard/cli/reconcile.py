@@ -109,6 +109,7 @@ def _lines(found: Reconciliation) -> list[str]:
         f"Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']} on {row['network']}, by signature"
         for row in found.allowances
     ]
+    lines += [f"figures of a token that are not believed: {reason}" for reason in found.unproven_tokens]
     lines += [f"could not read {network}: {reason}" for network, reason in found.unreadable.items()]
     if not found.complete:
         lines.append("one run could not read all blocks; run it again")

@@ -52,6 +52,16 @@ class Funds(Struct, frozen=True):
     permit2_allowance: int
 
 
+class TokenSays(Struct, frozen=True):
+    """What the contract of a token says: its decimals, and its EIP-712 domain separator, 32 bytes.
+
+    The separator is None if it has none, or was not asked for one.
+    """
+
+    decimals: int
+    separator: bytes | None
+
+
 class ChainReader(Protocol):
     """Reads what happened to a payment. An unreachable chain is an answer, never an exception."""
 
@@ -121,6 +131,14 @@ class WalletReader(Protocol):
 
 
 @runtime_checkable
+class TokenReader(Protocol):
+    """A ``ChainReader`` that also asks a token's contract what it is. One that does not cannot prove an added token."""
+
+    def token(self, network: str, contract: Address, *, signs: bool) -> TokenSays | None:
+        """Return what the contract of a token says, or None if it cannot be read. *signs*: with its domain separator."""
+
+
+@runtime_checkable
 class HeadReader(Protocol):
     """A ``ChainReader`` that also reads the time of the latest block."""
 
@@ -146,6 +164,17 @@ class AccountFunds(Struct, frozen=True):
     account: Address
 
 
+class TokenFacts(Struct, frozen=True):
+    """What does the contract of a token say? Answered by ``TokenSays``, or None if it cannot be read.
+
+    *signs*: a signature moves the token itself, so it has a domain separator.
+    """
+
+    network: str
+    token: Address
+    signs: bool
+
+
 class WalletTransfers(Struct, frozen=True):
     """What left the wallet? See ``WalletReader.transfers``. Answered by ``Transfers`` or ``Unreadable``."""
 
@@ -165,7 +194,7 @@ class TransferNonce(Struct, frozen=True):
     transfer: OutgoingTransfer
 
 
-ChainQuestion = HoldStatus | AccountFunds | WalletTransfers | TransferNonce
+ChainQuestion = HoldStatus | AccountFunds | TokenFacts | WalletTransfers | TransferNonce
 
 
 Usage = Mapping[str, int]

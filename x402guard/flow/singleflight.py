@@ -11,6 +11,9 @@ from x402guard.flow.ports import (
     ChainReader,
     Funds,
     HoldStatus,
+    TokenFacts,
+    TokenReader,
+    TokenSays,
     TransferNonce,
     Transfers,
     WalletReader,
@@ -58,12 +61,16 @@ class SingleFlight:
         # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot interrupt halfway.
         self._under_way: dict[_Key, _Flight] = {}
 
-    def ask(self, question: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
+    def ask(
+        self, question: ChainQuestion, chain: ChainReader | None
+    ) -> Finding | Funds | TokenSays | Transfers | int | None:
         """Return the answer to one question. Raises only ``ConfigError``, if an endpoint serves another chain."""
         if isinstance(question, HoldStatus):
             return _NO_CHAIN if chain is None else self._read(question, chain)
         if isinstance(question, AccountFunds):
             return None if chain is None else _funds(question, chain)
+        if isinstance(question, TokenFacts):
+            return token_says(question, chain)
         wallet: object = chain
         if not isinstance(wallet, WalletReader):
             return Unreadable("the configured chain reader cannot list what left the wallet")
@@ -101,6 +108,18 @@ def _finding(question: HoldStatus, chain: ChainReader) -> Finding:
         return proven(question.hold.payment(), chain.read(question.hold))
     except Exception as error:  # noqa: BLE001 - see ask
         return Unreadable(f"the chain reader failed: {type(error).__name__}")
+
+
+def token_says(question: TokenFacts, chain: object) -> TokenSays | None:
+    """Return what a token's contract says, or None if *chain* cannot read it. Raises ``ConfigError`` as ``ask``."""
+    try:
+        if not isinstance(chain, TokenReader):
+            return None
+        return chain.token(question.network, question.token, signs=question.signs)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - see ask
+        return None
 
 
 def _funds(question: AccountFunds, chain: ChainReader) -> Funds | None:

@@ -72,11 +72,12 @@ _KINDS: Final[dict[type[Table], type[Any]]] = {}
 
 
 def table_of(kind: type[Any]) -> type[Table]:
-    """Return the table whose keys are the arguments of a dataclass."""
+    """Return the table whose keys are the arguments of a dataclass. What replaces a built-in token is said in code alone."""
     hints = get_type_hints(kind)
     fields: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
-        annotation = _in_toml(hints[each.name]) if each.init else None
+        is_setting = each.init and each.name != "unsafe_replace_builtin"
+        annotation = _in_toml(hints[each.name]) if is_setting else None
         if annotation is not None:
             needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
             fields[each.name] = (annotation, ...) if needed else (annotation | None, None)

@@ -37,26 +37,26 @@ _known: Final = lru_cache(maxsize=256)(keccak)
 
 def digest(intent: Intent) -> bytes:
     """Return the 32 bytes that are signed for a payment. Raises ``IllegalTransition`` for another scheme or method."""
-    return _digest(domain_separator(intent), struct_hash(intent))
+    return _known(b"\x19\x01" + domain_separator(intent) + struct_hash(intent))
 
 
 def cancellation_digest(intent: Intent) -> bytes:
     """Return the 32 bytes that are signed to cancel a payment. Raises ``ValueError`` if it is not by EIP-3009."""
     if intent.method != "eip3009":
         raise ValueError(f"a signature cannot cancel a {intent.method} payment")
-    return _digest(domain_separator(intent), _hashed(_CANCEL, intent.payer, intent.nonce))
-
-
-def _digest(separator: bytes, struct: bytes) -> bytes:
-    return _known(b"\x19\x01" + separator + struct)
+    return _known(b"\x19\x01" + domain_separator(intent) + _hashed(_CANCEL, intent.payer, intent.nonce))
 
 
 def domain_separator(intent: Intent) -> bytes:
     """Return ``hashStruct(eip712Domain)``, 32 bytes: the token's own domain, or Permit2's, which has no version."""
     if intent.method == "permit2":
         return _hashed(_PERMIT2_DOMAIN, _known(b"Permit2"), intent.chain_id, PERMIT2)
-    name, version = _known(intent.domain_name.encode()), _known(intent.domain_version.encode())
-    return _hashed(_DOMAIN, name, version, intent.chain_id, intent.token)
+    return token_separator(intent.chain_id, intent.token, intent.domain_name, intent.domain_version)
+
+
+def token_separator(chain_id: int, token: Address, name: str, version: str) -> bytes:
+    """Return the domain separator of a token, 32 bytes: what its ``DOMAIN_SEPARATOR()`` has to say (EIP-2612)."""
+    return _hashed(_DOMAIN, _known(name.encode()), _known(version.encode()), chain_id, token)
 
 
 def struct_hash(intent: Intent) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from x402guard.assets import TEST_NETWORKS, AssetRegistry
+from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.errors import CallTimeout, NoAcceptableOffer
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
@@ -25,6 +25,7 @@ from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
 from x402guard.x402.offer import Offer, Stated, conflicts_with, normalise, offers_in, stated_in
 from x402guard.x402.offer_rules import Case, judge_offer
+from x402guard.x402.tokens import doubt_of, facts_of
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
     MOST_KEPT_CHARS,
@@ -182,12 +183,25 @@ def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
             "synchronous_standby_names there, or unsafe_async_failover"
         )
         return Refusal("async_failover", reason)
+    if (
+        context.registry.is_added(offer.asset)
+        and (unproven := (yield from _unproven(offer.asset, context))) is not None
+    ):
+        return Refusal("asset_unproven", unproven, advice="Ask the owner to run `x402guard doctor`.")
     if offer.network not in context.chains:
         if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None
         reason = f"no RPC for {offer.network}: claims about real money cannot be checked; set chains or unsafe_no_chain"
         return Refusal("no_chain", reason)
     return (yield from _unaffordable(offer, context))
+
+
+def _unproven(asset: Asset, context: Context) -> Flow[str | None]:
+    """Return why the figures of a token that its owner has added are not believed: its contract is asked."""
+    says = None
+    if asset.network in context.chains:
+        says = yield AskChain(facts_of(asset))
+    return None if says is None and context.unsafe_no_chain else doubt_of(asset, says)
 
 
 def denied(verdict: Verdict, amount: Nanos) -> Refusal | None:

@@ -26,6 +26,7 @@ class Reconciliation:
         unexplained: Transfers out of the wallet that no payment in the ledger explains.
         unexplained_total: their total value.
         allowances: the amounts that Permit2 may still move, one row per token.
+        unproven_tokens: why figures of tokens that the owner has added are not believed, one sentence each.
         complete: False if one run could not read all Transfers; the next one continues.
     """
 
@@ -43,12 +44,13 @@ class Reconciliation:
     unexplained: list[dict[str, Any]] = field(default_factory=list)
     unexplained_total: int = 0
     allowances: list[dict[str, Any]] = field(default_factory=list)
+    unproven_tokens: list[str] = field(default_factory=list)
     complete: bool = True
 
     @property
     def is_alarming(self) -> bool:
-        """True if money moved that the ledger does not account for."""
-        return bool(self.contradicted or self.unexplained)
+        """True if money moved that the ledger does not account for, or may have been counted by a wrong figure."""
+        return bool(self.contradicted or self.unexplained or self.unproven_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; amounts as decimal dollars."""

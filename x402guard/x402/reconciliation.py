@@ -39,6 +39,7 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
+from x402guard.x402.tokens import doubt_of, facts_of
 
 
 def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
@@ -337,10 +338,21 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
     if row is None:
         return  # nothing was ever signed
     payer = parse_address(str(row["address"]))
+    yield from _look_at_added(context, result)
     since_unix = store.path(WALLET)[0].created_ms // 1000
     undecided, unshown = partial(_undecided, store), partial(store.marks, "unshown")
     for token in context.registry.on(context.chains):
         yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided, unshown=unshown)
+
+
+def _look_at_added(context: Context, result: Reconciliation) -> Flow[None]:
+    """Ask the contracts of the tokens that the owner has added what they are: a wrong figure proves itself otherwise."""
+    for asset in context.registry.added():
+        if asset.network in context.chains:
+            says = yield AskChain(facts_of(asset))
+            doubt = None if says is None else doubt_of(asset, says)
+            if doubt is not None:
+                result.unproven_tokens.append(doubt)
 
 
 def _undecided(store: LedgerStore) -> list[Intent]:

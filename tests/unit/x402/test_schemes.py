@@ -28,7 +28,17 @@ def registry_for(vector: dict) -> AssetRegistry:
     accept = vector["paymentRequired"]["accepts"][0]
     extra = accept["extra"]
     return AssetRegistry(
-        [Asset(accept["network"], accept["asset"], "USD", extra.get("decimals", 6), extra["name"], extra["version"])]
+        [
+            Asset(
+                accept["network"],
+                accept["asset"],
+                "USD",
+                extra.get("decimals", 6),
+                extra["name"],
+                extra["version"],
+                unsafe_replace_builtin=True,
+            )
+        ]
     )
 
 
