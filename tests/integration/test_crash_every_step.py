@@ -119,6 +119,8 @@ class World:
             charge=CHARGED if scheme == "upto" else None, max_timeout_s=LIFE_S,
         )  # fmt: skip
         self.net, self.ahead_s = Testnet(), 0
+        # Worlds share a server, whose ledger is emptied between them: to what a life of another one has left, it has lost entries.
+        self.state = os.environ["XDG_STATE_HOME"]
         self.settler = Killing(self.net.facilitator)
         self.merchant = Merchant(settler=self.settler, payee=self.net.payee, routes=(route,)).start()
         self.before = self.net.balance(self.net.payer)
@@ -126,6 +128,7 @@ class World:
     def live(self, session="", **order) -> Life:
         self.settler.done.clear()
         fixed = {"ledger": self.url, "chain": [self.net.network, self.net.rpc], "key": self.net.payer_key}
+        fixed["state"] = self.state
         fixed |= {"session": session, "mode": self.mode, "task": "buy", "ahead_s": self.ahead_s}
         fixed["url"] = f"{self.merchant.url}/sold/{session}-{{pid}}"
         return self.zygote.live(**fixed | order)

@@ -127,6 +127,7 @@ def buy(session, order, steps):
 
 
 def live(order):
+    os.environ["XDG_STATE_HOME"] = order["state"]
     steps = Steps(order["told"], order["at"])
     rules = [Rule(name="ask", action="ask")] if order.get("asks") else None
     store = open_store(order["ledger"], clock_ms=lambda: time.time_ns() // 10**6 + order.get("ahead_s", 0) * 1000)
