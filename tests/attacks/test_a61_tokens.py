@@ -149,12 +149,12 @@ def test_a61_on_a_real_chain_five_dollars_are_not_half_a_cent(tmp_path):
             signer = LocalSigner.from_key(net.payer_key)
             with make_guard(signer=signer, chains={"eip155:11155111": net.rpc}, assets=[asset]) as guard:
                 with guard.session("s", budget="$1.00") as session:
-                    http = httpx.Client(transport=GuardedTransport(session), trust_env=False)
-                    if wrong is None:
-                        assert http.get(f"{net.merchant.url}/cents/1").status_code == 200
-                    else:
-                        with pytest.raises(PolicyDenied, match=wrong):
-                            http.get(f"{net.merchant.url}/cents/1")
+                    with httpx.Client(transport=GuardedTransport(session), trust_env=False) as http:
+                        if wrong is None:
+                            assert http.get(f"{net.merchant.url}/cents/1").status_code == 200
+                        else:
+                            with pytest.raises(PolicyDenied, match=wrong):
+                                http.get(f"{net.merchant.url}/cents/1")
             assert net.balance(net.payee) - before == (0 if wrong else 10_000)
         chains = f'[chains]\n"eip155:11155111" = "{net.rpc}"\n'
         entry = TABLE.replace("base-sepolia", "eip155:11155111")

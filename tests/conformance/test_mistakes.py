@@ -23,6 +23,7 @@ import x402guard
 from tests.support.command_line import typed
 from tests.support.merchant import KEY, Shop, client, make_guard
 from tests.support.processes import ROOT
+from tests.support.settings import owners_file
 from x402guard.guard import settings
 
 TABLE = (ROOT / "tests" / "data" / "mistakes.txt").read_text()
@@ -55,8 +56,7 @@ def env(**variables):
 
 def toml(text):
     """Make a guard from a settings file."""
-    with open("x402guard.toml", "w") as file:
-        file.write(text)
+    owners_file(".", text)
     x402guard.Guard.from_env().close()
 
 

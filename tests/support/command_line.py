@@ -5,15 +5,21 @@ import os
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest import mock
 
 from tests.support import processes
 from tests.support.processes import Done
 from x402guard.cli import main
+from x402guard.guard.settings_file import CONFIG_FILE, trust
 
 
-def typed(*arguments, cwd, answer="", **environment) -> Done:
-    """Run a command in *cwd*, with no setting of ours but those given; *answer* is typed into it."""
+def typed(*arguments, cwd, answer="", trusts=True, **environment) -> Done:
+    """Run a command in *cwd*, with no setting of ours but those given; *answer* is typed into it.
+
+    A settings file there is *trusted* first, as its owner would have done.
+    """
+    _trust(cwd, trusts=trusts)
     argv, out, err = ["x402guard", *map(str, arguments)], io.StringIO(), io.StringIO()
     with (
         chdir(cwd),
@@ -31,19 +37,27 @@ def typed(*arguments, cwd, answer="", **environment) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def forked(*arguments, cwd, answer="", **environment) -> Done:
+def forked(*arguments, cwd, answer="", trusts=True, **environment) -> Done:
     """The same in a process of its own."""
+    _trust(cwd, trusts=trusts)
     env = _kept() | environment
     return processes.run("x402guard", *arguments, module=True, cwd=cwd, answer=answer, env=env, timeout=100)
 
 
-def as_process(*arguments, cwd, answer="", **environment) -> Done:
+def as_process(*arguments, cwd, answer="", trusts=True, **environment) -> Done:
     """The same as a shell starts it, with an interpreter of its own."""
+    _trust(cwd, trusts=trusts)
     done = subprocess.run(
         [sys.executable, "-m", "x402guard", *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=100, cwd=cwd, input=answer, env=_kept() | environment,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _trust(cwd, *, trusts):
+    file = Path(cwd) / CONFIG_FILE
+    if trusts and file.is_file():
+        trust(file)
 
 
 def _kept():

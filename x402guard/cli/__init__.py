@@ -68,6 +68,7 @@ def _options(
 
 
 app.command("init")(init.init)
+app.add_typer(init.config, name="config")
 app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
 app.command("sessions")(sessions.sessions)

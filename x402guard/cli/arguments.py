@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from x402guard.errors import ConfigError
-from x402guard.guard.settings import CONFIG, CONFIG_FILE
+from x402guard.guard.settings_file import find_settings
 from x402guard.kernel.rows import Nanos
 from x402guard.money import dollars_to_nanos
 from x402guard.policy.checks import WITHOUT_SIGN
@@ -59,8 +59,9 @@ _KEY_DIGITS: Final = 64
 def without_keys(text: str) -> str:
     """Return a text without what was typed, or stands in a setting, and may be a private key in the wrong place."""
     settings = [value for name, value in os.environ.items() if name.startswith("X402GUARD")]
-    with suppress(OSError, ValueError):
-        settings.append(Path(os.environ.get(CONFIG) or CONFIG_FILE).read_text(encoding="utf-8"))
+    with suppress(ConfigError):
+        file = find_settings()
+        settings.append("" if file is None else file.content.decode(errors="replace"))
     given = [digits for typed in (*sys.argv[1:], *settings) for digits in _DIGITS.findall(typed)]
     keys = [digits for digits in given if len(digits) == _KEY_DIGITS]
 

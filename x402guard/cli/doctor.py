@@ -23,7 +23,7 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, without_keys, working
 from x402guard.cli.policy import added_tokens
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
-from x402guard.guard.settings import Settings, load_settings, settings_sources
+from x402guard.guard.settings import Settings, load_settings, settings_sources, stated_settings
 from x402guard.guard.unseen import clients_past_guard, unseen_libraries
 from x402guard.kernel.rows import WALLET, HoldKind
 from x402guard.ledger.owner import owner_mark
@@ -90,6 +90,7 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield Finding("versions", "ok", versions)
     try:
         sources = settings_sources(config)  # before the secrets leave the environment
+        loosens = [row for row in stated_settings(config) if row.loosens]
         settings = load_settings(config)
         policy = settings.policy.build()
     except ConfigError as error:
@@ -113,6 +114,8 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
         )
     else:
         yield Finding("key", "ok", f"pays from {signer.address}")
+    for row in loosens:
+        yield Finding("loosens", "ok", f"{row.name} = {row.value:.200}, by {row.source}")
     yield from _policy(policy)
     yield from _people(settings, policy)
     yield from _ledger(ledger or settings.ledger, arguments["budget"], None if signer is None else signer.address)

@@ -1,4 +1,4 @@
-"""Defines the command ``init``."""
+"""Defines the commands ``init``, ``config trust`` and ``config show``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from x402guard.cli.arguments import AsJson, without_keys
 from x402guard.errors import ConfigError
-from x402guard.guard.defaults import on_by_default, settings_text
-from x402guard.guard.settings import CONFIG_FILE
+from x402guard.guard.defaults import each_default, on_by_default, settings_text
+from x402guard.guard.settings import Stated, load_settings, stated_settings
+from x402guard.guard.settings_file import CONFIG_FILE, trust
+from x402guard.views.words import json_text, printable
 
 
 def init(
@@ -30,5 +33,59 @@ def init(
         if made:
             path.unlink(missing_ok=True)  # a part of it would be read as settings, and never be written over
         raise ConfigError(f"init: {path} cannot be written: {error.strerror}") from None
+    trust(path)
     typer.echo(f"{path} is written; it changes nothing yet.\n\n{on_by_default()}")
     typer.echo("\nNext: x402guard keys new wallet.json   x402guard budget set wallet 20.00 --new   x402guard doctor")
+    typer.echo(
+        f"It is read as it is now; after a change: x402guard config trust {path if path.name != CONFIG_FILE else ''}".rstrip()
+    )
+
+
+config = typer.Typer(help="Trust a settings file, and show where each setting comes from.", no_args_is_help=True)
+
+
+@config.command("trust")
+def trust_file(
+    path: Annotated[Path, typer.Argument(help="The settings file.")] = Path(CONFIG_FILE), as_json: AsJson = False
+) -> None:
+    """Trust the settings file of a folder as it is now: guards and commands that run there read it.
+
+    Shows what it lets pass. A change of the file is asked about again. Example: x402guard config trust
+    """
+    load_settings(path)  # an error in it is told before it is trusted
+    rows = [row for row in stated_settings(path) if row.source == str(path.absolute())]
+    trust(path)
+    loosens = [row for row in rows if row.loosens]
+    if as_json:
+        typer.echo(
+            json_text({"file": str(path.absolute()), "trusted": True, "loosens": [_row(row) for row in loosens]})
+        )
+        return
+    typer.echo(f"{printable(str(path.absolute()))} is trusted as it is now: {len(rows)} settings")
+    for row in loosens:
+        typer.echo(without_keys(printable(f"  loosens: {row.name} = {row.value}")))
+
+
+@config.command("show")
+def show(as_json: AsJson = False) -> None:
+    """Show each setting with its value, and where it comes from: a variable, the settings file, or the default.
+
+    Example: x402guard config show
+    """
+    rows = stated_settings()
+    load_settings()
+    named = {row.name for row in rows}
+    for each in each_default():
+        name = f"{each.table}.{each.name}" if each.table else each.name
+        if not any(name == known or name.startswith(f"{known}.") for known in named):
+            rows.append(Stated(name, each.value or "not set", "default", loosens=False))
+    if as_json:
+        typer.echo(json_text({"settings": [_row(row) for row in rows]}))
+        return
+    for row in rows:
+        mark = "  (loosens)" if row.loosens else ""
+        typer.echo(without_keys(printable(f"{row.name} = {row.value}  # {row.source}{mark}")))
+
+
+def _row(row: Stated) -> dict[str, object]:
+    return {"name": row.name, "value": without_keys(row.value), "source": row.source, "loosens": row.loosens}

@@ -26,9 +26,10 @@ _MEANINGS: Final = {
 }
 _UNSET: Final = "…   # not set"
 _HEAD: Final = """\
-# The settings of x402guard. Guard.from_env() and each command read this file in the folder they run in; an environment
-# variable X402GUARD_… comes first. Each line shows the default: take the # away to change it, and read it back with
-#     x402guard policy check x402guard.toml
+# The settings of x402guard. Guard.from_env() and each command read this file in the folder they run in, as its owner has
+# trusted it; an environment variable X402GUARD_… comes first. Each line shows the default: take the # away to change it, and
+#     x402guard policy check x402guard.toml     reads it back
+#     x402guard config trust                    trusts it as it is then
 # No key and no password belongs here: see x402guard keys.
 #
 """

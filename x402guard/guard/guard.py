@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.lowlevel
 
 from x402guard.assets import Asset, AssetRegistry
+from x402guard.chain.rechecker import Rechecker
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context, Mode
@@ -40,7 +41,6 @@ from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, kernel_opened, opener_of, parse_limit
-from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.authorize import lapse_due

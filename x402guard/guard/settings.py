@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import grp
 import os
-import pwd
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
+from msgspec import Struct
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -29,6 +27,7 @@ from x402guard.chain.settings import Chain
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Mode
 from x402guard.guard.notices import Webhook
+from x402guard.guard.settings_file import CONFIG, CONFIG_FILE, SettingsFile, find_settings
 from x402guard.guard.tables import Number, Whole, table_of, two_readings
 from x402guard.kernel.evm import Address
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
@@ -46,8 +45,6 @@ WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
 REPORT_KEY_PASSWORD: Final = "X402GUARD_REPORT_KEY_PASSWORD"  # noqa: S105 - a name
 _SECRET_NAMES: Final = (PRIVATE_KEY, KEYSTORE_PASSWORD, WEBHOOK_SECRET)
 _READ_BEFORE: Final[dict[str, SecretStr]] = {}  # the secrets that this process has taken out of its environment
-CONFIG_FILE: Final = "x402guard.toml"
-CONFIG: Final = "X402GUARD_CONFIG"
 
 
 if TYPE_CHECKING:
@@ -222,11 +219,11 @@ def load_settings(path: Path | None = None) -> Settings:
     """Read the settings, and remove the secrets from the environment. Later calls in this process still return them.
 
     ``path`` is a TOML file; by default that of ``X402GUARD_CONFIG``, else ``x402guard.toml`` in the working directory, if
-    there is one. Raises ``ConfigError`` naming the setting, never with a secret in it.
+    it is trusted. Raises ``ConfigError`` naming the setting, never with a secret in it.
     """
     try:
         _check_names()
-        return _with_secrets(_read(settings_file(path)))
+        return _with_secrets(_read(find_settings(path)))
     finally:
         for name in [name for name in os.environ if name.upper() in _SECRET_NAMES]:
             os.environ.pop(name, None)  # another thread may have taken it
@@ -242,82 +239,82 @@ def _with_secrets(settings: Settings) -> Settings:
     return settings.model_copy(update=before)
 
 
-def settings_file(path: Path | None = None) -> Path | None:
-    """Return the TOML file to read, or None.
-
-    Raises ``ConfigError`` if a named file is missing, and for a file in the working directory that others can write: an
-    agent, or another user of a shared directory, would write the owner's rules.
-    """
-    named = os.environ.get(CONFIG, "")
-    if path is None and named:
-        path = None if named == "none" else Path(named)
-        if path is None:
-            return None
-    if path is not None:
-        try:
-            is_there = path.is_file()
-        except OSError as error:
-            raise ConfigError(f"config: {path} cannot be looked at: {error.strerror}") from None
-        if not is_there:
-            raise ConfigError(f"config: there is no file {path}")
-        return path
-    found = Path(CONFIG_FILE)
-    try:
-        state = found.stat()
-    except FileNotFoundError:
-        if found.is_symlink():
-            raise ConfigError(
-                f"{CONFIG_FILE}: it is a link to a file that is not there; bring it back, or remove the link"
-            ) from None
-        return None
-    except OSError as error:
-        raise ConfigError(f"{CONFIG_FILE}: cannot be read: {error}") from None
-    if not stat.S_ISREG(state.st_mode):
-        raise ConfigError(f"{CONFIG_FILE}: it is no file; set {CONFIG}=none, or name a file with {CONFIG}")
-    fix = f"name it with {CONFIG}={found.absolute()} if it is yours, or set {CONFIG}=none"
-    if state.st_uid not in (os.getuid(), 0):
-        raise ConfigError(f"{CONFIG_FILE}: it belongs to another user (uid {state.st_uid}), and is not read; {fix}")
-    if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and not _is_own_group(state)):
-        raise ConfigError(f"{CONFIG_FILE}: other users can write it, and it is not read; run: chmod go-w {CONFIG_FILE}")
-    return found
-
-
-def _is_own_group(state: os.stat_result) -> bool:
-    """True if a file's group is its owner's alone, as many systems set it up."""
-    try:
-        name, group = pwd.getpwuid(state.st_uid).pw_name, grp.getgrgid(state.st_gid)
-    except KeyError:
-        return False
-    return group.gr_name == name and not set(group.gr_mem) - {name}
-
-
 def settings_sources(path: Path | None = None) -> str:
     """Return which settings come from the environment and which from the file, in one line. Raises as ``load_settings``."""
     given = sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name not in _NO_SETTINGS)
     said = f"{', '.join(given) or 'nothing'} from the environment"
-    file = settings_file(path)
+    file = find_settings(path)
     if file is None:
         return f"{said}; no file"
-    try:
-        keys = ", ".join(_toml(file))
-    except _UNREADABLE as error:
-        raise _unreadable(file, error) from None
+    keys = ", ".join(_toml(file))
     unused = "; its table [policy] is not used, because the environment sets the policy" if _sets_policy() else ""
-    return f"{said}; {keys or 'nothing'} from {file.absolute()}{unused}"
+    return f"{said}; {keys or 'nothing'} from {file.path.absolute()}{unused}"
+
+
+class Stated(Struct, frozen=True):
+    """One setting that is not left at its default.
+
+    Attributes:
+        name: as in the file, such as ``policy.hosts``.
+        value: as it was written; "set" for what may hold a key.
+        source: the variable of the environment, or the file.
+        loosens: it may let more pass, or send it elsewhere.
+    """
+
+    name: str
+    value: str
+    source: str
+    loosens: bool
+
+
+def stated_settings(path: Path | None = None) -> list[Stated]:
+    """Return each setting that the environment or the file states, by name. Raises as ``load_settings``.
+
+    Of one that both state the environment's counts; but the tables of both are joined, other than ``[policy]``.
+    """
+    file = find_settings(path)
+    given: list[tuple[str, Any, str]] = []
+    for variable, value in os.environ.items():
+        if variable.upper().startswith(ENV_PREFIX) and variable not in _NO_SETTINGS:
+            given.append((variable[len(ENV_PREFIX) :].lower().replace("__", "."), value, variable))
+    for name, value in ({} if file is None else _toml(file)).items():
+        if name == "policy" and _sets_policy():
+            continue
+        inner = value if name in _TABLES and isinstance(value, dict) else {"": value}
+        source = str(file.path.absolute()) if file is not None else ""
+        given += [(f"{name}.{key}" if key else name, part, source) for key, part in inner.items()]
+    return [
+        Stated(name, "set" if name.partition(".")[0] in _MAY_HOLD_KEYS else f"{value}", source, _may_loosen(name))
+        for name, value, source in sorted(given, key=lambda row: row[0])
+    ]
+
+
+def _may_loosen(name: str) -> bool:
+    return name in _LOOSENS or "unsafe_" in name or name in _TABLES
+
+
+_LOOSENS: Final = frozenset(
+    {"assets", "mode", "chains", "ledger", "webhook_url", "approver", "purchase_memory_s"}
+    | {
+        f"metering.{name}"
+        for name in ("models", "free", "fixed_prices", "allowances", "prices", "endpoints", "aliases")
+    }
+)
 
 
 def _sets_policy() -> bool:
     return any(name.upper().startswith(f"{ENV_PREFIX}POLICY") for name in os.environ)
 
 
-def _read(path: Path | None) -> Settings:
+def _read(file: SettingsFile | None) -> Settings:
     class FromFile(Settings):
-        model_config = SettingsConfigDict(toml_file=path)
+        its_file: ClassVar[SettingsFile | None] = file
+        model_config = SettingsConfigDict(toml_file=None if file is None else file.path)
 
     try:
         return FromFile()
     except ValidationError as error:
-        raise ConfigError(_in_our_words(error, path)) from None
+        raise ConfigError(_in_our_words(error, None if file is None else file.path)) from None
     except ConfigError:
         raise
     except SettingsError as error:
@@ -325,20 +322,15 @@ def _read(path: Path | None) -> Settings:
         field = str(error).partition('field "')[2].partition('"')[0]
         hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, _JSON_LIST)
         raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
-    except _UNREADABLE as error:
-        raise _unreadable(path or CONFIG_FILE, error) from None
 
 
-_UNREADABLE: Final = (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError)
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
-    return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # read_text would end a comment at a lone \r
-
-
-def _unreadable(file: Path | str, error: Exception) -> ConfigError:
-    return ConfigError(f"{file}: cannot be read: {error}")
+def _toml(file: SettingsFile) -> dict[str, Any]:
+    """Return what a file says. Raises ``ConfigError`` if it is no TOML."""
+    try:
+        # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
+        return tomllib.loads(file.content.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file.path}: cannot be read: {error}") from None
 
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
@@ -465,8 +457,12 @@ class _TomlWithoutKey(TomlConfigSettingsSource):
     Files are copied, committed and backed up.
     """
 
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        self._file: SettingsFile | None = getattr(settings_cls, "its_file", None)
+        super().__init__(settings_cls)
+
     def _read_file(self, file_path: Any) -> dict[str, Any]:
-        values = _toml(file_path)
+        values = {} if self._file is None else _toml(self._file)
         for name in values:
             if name not in Settings.model_fields and name.lower() in Settings.model_fields:
                 # pydantic would take one of [policy] and [Policy], and drop the other.

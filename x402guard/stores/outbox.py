@@ -83,7 +83,13 @@ _READ: Final = Decoder(_Line).decode
 
 
 def outbox_folder(ledger: str) -> Path | None:
-    """Return where this user keeps the files of a ledger, by its id; None without a home folder.
+    """Return where this user keeps the files of a ledger, by its id; None without a home folder."""
+    folder = state_folder()
+    return None if folder is None else folder / "outbox" / ledger
+
+
+def state_folder() -> Path | None:
+    """Return where this user keeps what belongs to no ledger's own file; None without a home folder.
 
     See the XDG Base Directory Specification, ``XDG_STATE_HOME``.
     """
@@ -92,7 +98,7 @@ def outbox_folder(ledger: str) -> Path | None:
         state = named if named.is_absolute() else Path.home() / ".local/state"
     except RuntimeError:
         return None
-    return state / "x402guard" / "outbox" / ledger if state.is_absolute() else None
+    return state / "x402guard" if state.is_absolute() else None
 
 
 class Kept:

@@ -131,7 +131,7 @@ def test_an_amount_of_a_receipt_may_be_a_number():
 
 @pytest.mark.parametrize(("status", "success"), [(200, True), (402, False)], ids=["claimed", "named by a failure"])
 def test_a_payment_whose_transaction_is_named_is_asked_about_in_the_background(monkeypatch, status, success):
-    monkeypatch.setattr("x402guard.guard.rechecker.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("x402guard.chain.rechecker.FIRST_PAUSE_S", 0.01)
     asked = threading.Event()
 
     def finding(hold):

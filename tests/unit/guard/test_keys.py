@@ -8,6 +8,7 @@ import pytest
 from eth_account import Account
 
 from tests.support.merchant import KEY, PAYER
+from tests.support.settings import owners_file
 from x402guard import ConfigError, Guard, LocalSigner
 from x402guard.guard.settings import load_settings
 from x402guard.kernel.evm import ORDER
@@ -234,7 +235,7 @@ def test_a_process_that_never_had_a_key_has_none():
 
 def test_a_keystore_is_set_in_the_environment_or_the_file(monkeypatch, keystore, tmp_path):
     monkeypatch.setenv("X402GUARD_KEYSTORE_PASSWORD", "correct horse")
-    (tmp_path / "x402guard.toml").write_text(f"keystore = '{keystore}'\n")
+    owners_file(tmp_path, f"keystore = '{keystore}'\n")
     with Guard.from_env() as guard, Guard.from_env() as second:
         assert [each.shell.signer.address for each in (guard, second)] == [PAYER, PAYER]
 
@@ -256,7 +257,7 @@ def test_a_keystore_alone_or_beside_a_key_is_told(monkeypatch, keystore, names, 
 
 
 def test_a_password_does_not_stand_in_a_file(tmp_path):
-    (tmp_path / "x402guard.toml").write_text("keystore_password = 'x'\n")
+    owners_file(tmp_path, "keystore_password = 'x'\n")
     with pytest.raises(
         ConfigError, match="a password does not belong in a settings file; set X402GUARD_KEYSTORE_PASSWORD"
     ):

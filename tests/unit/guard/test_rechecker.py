@@ -3,7 +3,7 @@
 import threading
 
 from x402guard import LedgerUnavailable
-from x402guard.guard.rechecker import Rechecker
+from x402guard.chain.rechecker import Rechecker
 from x402guard.x402.settlement import Swept
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.support.merchant import KEY, PAYER, make_guard
+from tests.support.settings import owners_file
 from x402guard import Asset, AsyncGuardedTransport, ConfigError, Guard, GuardedTransport, LocalSigner, Policy
 
 TOKEN = {
@@ -119,10 +120,11 @@ def test_everything_can_come_from_the_environment(monkeypatch):
 
 
 def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tmp_path, monkeypatch):
-    (tmp_path / "x402guard.toml").write_text(
+    owners_file(
+        tmp_path,
         'ledger = "memory://"\nbudget = "$2.50"\n[policy]\nper_payment_cap = "$0.25"\nmax_lifetime_s = 60\n'
         '[[assets]]\nnetwork = "base-sepolia"\naddress = "0x857b06519E91e3A54538791bDbb0E22373e36b66"\n'
-        'symbol = "EXA"\ndecimals = 18\nname = "Example"\nversion = "1"\n'
+        'symbol = "EXA"\ndecimals = 18\nname = "Example"\nversion = "1"\n',
     )
     monkeypatch.setenv("X402GUARD_POLICY__PER_PAYMENT_CAP", "$0.50")
     with Guard.from_env() as guard:
@@ -145,7 +147,7 @@ def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tm
     ],
 )
 def test_a_wrong_file_is_named_with_the_line_to_mend(tmp_path, text, says):
-    (tmp_path / "x402guard.toml").write_text(text)
+    owners_file(tmp_path, text)
     with pytest.raises(ConfigError, match=says) as caught:
         Guard.from_env()
     assert KEY[2:] not in str(caught.value)

@@ -6,6 +6,7 @@ import pwd
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.settings import owners_file
 from x402guard import ConfigError
 from x402guard.cli import app
 from x402guard.guard.settings import load_settings
@@ -16,8 +17,7 @@ NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a f
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "x402guard.toml"
-    path.write_text('budget = "$9.00"\n[policy]\nhosts = ["courts.example"]\nmax_steps = 7\n')
+    path = owners_file(tmp_path, 'budget = "$9.00"\n[policy]\nhosts = ["courts.example"]\nmax_steps = 7\n')
     path.chmod(0o600)
     return path
 
@@ -48,7 +48,7 @@ def test_a_file_that_its_group_can_write_is_read_only_if_the_group_is_its_owners
         class Group:
             gr_name, gr_mem = name, members
 
-        monkeypatch.setattr("x402guard.guard.settings.grp.getgrgid", lambda gid: {state.st_gid: Group}[gid])
+        monkeypatch.setattr("x402guard.guard.settings_file.grp.getgrgid", lambda gid: {state.st_gid: Group}[gid])
 
     for name, members in ((me, []), (me, [me])):
         group(name, members)
@@ -65,7 +65,7 @@ def test_a_file_of_a_group_without_a_name_is_not_read(file, monkeypatch):
     def unknown(gid):
         raise KeyError(gid)
 
-    monkeypatch.setattr("x402guard.guard.settings.grp.getgrgid", unknown)
+    monkeypatch.setattr("x402guard.guard.settings_file.grp.getgrgid", unknown)
     with pytest.raises(ConfigError, match="other users can write it"):
         load_settings()
 

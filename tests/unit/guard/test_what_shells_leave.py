@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.merchant import make_guard
+from tests.support.settings import owners_file
 from x402guard import ConfigError
 from x402guard.guard.settings import load_settings
 from x402guard.stores import as_ledger_url, check_ledger_url
@@ -75,7 +76,7 @@ def test_a_kill_file_in_the_home_folder_is_there(tmp_path, monkeypatch):
 def test_a_limit_in_dollars_that_a_shell_has_made_nothing_is_refused(tmp_path, monkeypatch, window, amount):
     """``"$10"`` in a here document is ``"0"``: it would be no limit at all."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "x402guard.toml").write_text(f'[policy.velocity]\ndollars_per_{window} = "{amount}"\n')
+    owners_file(tmp_path, f'[policy.velocity]\ndollars_per_{window} = "{amount}"\n')
     (tmp_path / "x402guard.toml").chmod(0o600)
     with pytest.raises(ConfigError, match=rf"policy\.velocity\.dollars_per_{window}: .* lets nothing pass"):
         load_settings().policy.build()
@@ -94,8 +95,12 @@ def test_a_budget_of_nothing_in_the_settings_is_refused(tmp_path, monkeypatch, n
 def test_a_link_whose_file_is_away_is_not_no_file(tmp_path, monkeypatch):
     """A volume that is not mounted takes all rules along."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "x402guard.toml").symlink_to(tmp_path / "away" / "x402guard.toml")
-    with pytest.raises(ConfigError, match="it is a link to a file that is not there"):
+    (tmp_path / "away").mkdir()
+    away = owners_file(tmp_path / "away", "budget = '9.00'")
+    (tmp_path / "x402guard.toml").symlink_to(away)
+    assert load_settings().budget == "9.00"
+    away.unlink()
+    with pytest.raises(ConfigError, match="it is not the file that was trusted here"):
         load_settings()
 
 

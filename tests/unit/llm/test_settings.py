@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.support.ledger import START_MS, Clock
+from tests.support.settings import owners_file
 from x402guard import CharsPerToken, ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
 from x402guard.guard.settings import load_settings
 from x402guard.llm.ceiling import find_ceiling
@@ -153,9 +154,10 @@ def test_a_model_that_a_session_makes_up_costs_no_less_than_its_providers_deares
 
 
 def test_endpoints_are_written_in_the_file_as_a_name_or_as_a_table(tmp_path, monkeypatch):
-    (tmp_path / "x402guard.toml").write_text(
+    owners_file(
+        tmp_path,
         '[metering]\ndisputes = "latch"\n[metering.endpoints]\n"http://127.0.0.1:8000/v1" = {provider = "openai", '
-        'hidden_input = 2000}\n"http://127.0.0.1:8001/v1" = "openai"\n'
+        'hidden_input = 2000}\n"http://127.0.0.1:8001/v1" = "openai"\n',
     )
     monkeypatch.chdir(tmp_path)
     metering = load_settings().metering.build()

@@ -9,11 +9,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
+from x402guard.chain.rechecker import FIRST_PAUSE_S
 from x402guard.flow.shell import Shell, WritesLate
 from x402guard.flow.surroundings import Surroundings, use_surroundings
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
-from x402guard.guard.rechecker import FIRST_PAUSE_S
 from x402guard.guard.session import Session
 from x402guard.kernel.rows import Nanos
 from x402guard.ledger.lost import LateEnd

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from x402guard.chain.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable, X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.effects import Flow
-from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
 from x402guard.kernel.rows import WALLET, Nanos, NodeKind, NodeState
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark

@@ -1,0 +1,160 @@
+"""Says which settings file is the owner's: one that is named, or one in the working directory that its user has trusted.
+
+A file that merely lies there was written by whoever has made the folder: a repository, an archive, an agent. Nothing of it
+is read, but the hash of its bytes. What was trusted is kept outside of the folder, for each user, by path and hash. A file
+that was trusted and has changed is an error: without its rules, a guard would let more pass.
+"""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import logging
+import os
+import pwd
+import stat
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from x402guard.errors import ConfigError
+from x402guard.stores.outbox import state_folder
+
+CONFIG_FILE: Final = "x402guard.toml"
+CONFIG: Final = "X402GUARD_CONFIG"
+_MOST_BYTES: Final = 1_000_000
+_LOG: Final = logging.getLogger("x402guard")
+
+
+class SettingsFile(Struct, frozen=True):
+    """A settings file, read once: what is trusted is what is used. *path* is as it was named."""
+
+    path: Path
+    content: bytes
+
+
+def find_settings(path: Path | None = None) -> SettingsFile | None:
+    """Return the settings file to use, or None.
+
+    It is *path*, or what ``X402GUARD_CONFIG`` names, or ``x402guard.toml`` in the working directory if it is trusted.
+    Raises ``ConfigError`` if a named file cannot be read, and for a trusted one that has changed or that others can write.
+    """
+    named = os.environ.get(CONFIG, "")
+    if path is None and named:
+        path = None if named == "none" else Path(named)
+        if path is None:
+            return None
+    if path is not None:
+        return _named(path)
+    here = Path(CONFIG_FILE)
+    if not (here.exists() or here.is_symlink()):
+        return None
+    found, was_trusted = _lying_here(here), _trusted_hash(here)
+    if found is not None and was_trusted == _hash(found):
+        _refuse_unless_private(here)
+        return found
+    if was_trusted is not None:
+        raise ConfigError(
+            f"{CONFIG_FILE}: it is not the file that was trusted here; look at it, and run `x402guard config trust`, or "
+            f"set {CONFIG}=none"
+        )
+    _say_untrusted(str(here.absolute()), "" if found is None else _hash(found))
+    return None
+
+
+def _named(path: Path) -> SettingsFile:
+    try:
+        is_there = path.is_file()
+    except OSError as error:
+        raise ConfigError(f"config: {path} cannot be looked at: {error.strerror}") from None
+    if not is_there:
+        raise ConfigError(f"config: there is no file {path}")
+    try:
+        return SettingsFile(path, path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _lying_here(path: Path) -> SettingsFile | None:
+    """Return what lies in the working directory; None for what is no file, cannot be read, or is too long."""
+    try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
+            return None
+        with path.open("rb") as file:
+            return SettingsFile(path, file.read(_MOST_BYTES))
+    except OSError:  # also a link to a file that is away
+        return None
+
+
+@lru_cache(maxsize=64)
+def _say_untrusted(path: str, digest: str) -> None:  # once for each content
+    del digest
+    fix = f"if it is yours, look at it and run `x402guard config trust`, or name it with {CONFIG}={path}"
+    _LOG.warning("%s is not read, because its owner has not trusted it as it is; %s", path, fix)
+
+
+def _refuse_unless_private(path: Path) -> None:
+    """Raise ``ConfigError`` for a trusted file that another user owns or can write: it may change as it is read."""
+    state = path.stat()
+    fix = f"name it with {CONFIG}={path.absolute()} if it is yours, or set {CONFIG}=none"
+    if state.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{CONFIG_FILE}: it belongs to another user (uid {state.st_uid}), and is not read; {fix}")
+    if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and not _is_own_group(state)):
+        raise ConfigError(f"{CONFIG_FILE}: other users can write it, and it is not read; run: chmod go-w {CONFIG_FILE}")
+
+
+def _is_own_group(state: os.stat_result) -> bool:
+    """True if a file's group is its owner's alone, as many systems set it up."""
+    try:
+        name, group = pwd.getpwuid(state.st_uid).pw_name, grp.getgrgid(state.st_gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and not set(group.gr_mem) - {name}
+
+
+def trust(path: Path) -> None:
+    """Trust a settings file of the working directory as it is now, for this user. Raises ``ConfigError``."""
+    file = _named(path)
+    kept = _kept()
+    if kept is None:
+        raise ConfigError(f"config: this user has no home folder to keep what is trusted; name the file with {CONFIG}")
+    others = {line for line in _trusted_lines(kept) if line.partition("  ")[2] != str(path.resolve())}
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        written = kept.with_name(f"{kept.name}.{os.getpid()}")
+        written.touch(mode=0o600)
+        written.write_text("\n".join(sorted({*others, f"{_hash(file)}  {path.resolve()}"})) + "\n", encoding="utf-8")
+        written.replace(kept)
+    except (OSError, UnicodeEncodeError) as error:
+        raise ConfigError(f"config: {kept} cannot be written: {error}") from None
+
+
+def _trusted_hash(path: Path) -> str | None:
+    """Return the hash by which the file at *path* was trusted, or None if it never was."""
+    kept = _kept()
+    lines = [] if kept is None else _trusted_lines(kept)
+    return {where: digest for digest, _, where in (line.partition("  ") for line in lines)}.get(str(path.resolve()))
+
+
+def _kept() -> Path | None:
+    folder = state_folder()
+    return None if folder is None else folder / "trusted"
+
+
+def _trusted_lines(kept: Path) -> list[str]:
+    """Return what is trusted: a hash, two blanks and a path a line. Nothing, if others can write the list."""
+    try:
+        state = kept.stat()
+        if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            _LOG.warning("%s can be written by other users, so no settings file is trusted; run: chmod 600", kept)
+            return []
+        return kept.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _hash(file: SettingsFile) -> str:
+    return hashlib.sha256(file.content).hexdigest()
