@@ -77,7 +77,7 @@ def test_after_kill_9_a_new_process_undoes_what_was_done_or_says_what_is_not(wor
     folder, box = world
     died = agent(folder, number, moment)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    done = journal(folder, "rollback", "run-1", "--json")
+    done = journal(folder, "rollback", "run-1", HOME, "--yes", "--json")
     assert rows(folder) == [("old", 0)], done.stderr
     failed = [row["function"] for row in json.loads(done.stdout) if row["state"] == "failed"]
     begun = number == MAIL_STEPS[1] and moment != "before"
@@ -87,7 +87,7 @@ def test_after_kill_9_a_new_process_undoes_what_was_done_or_says_what_is_not(wor
     assert box.subjects == (["sent"] if begun and moment != "begun" else [])
     shown = [row["state"] for row in json.loads(journal(folder, "show", "run-1", "--json").stdout)]
     assert set(shown) <= {"undone", "failed"}
-    again = journal(folder, "rollback", "run-1")
+    again = journal(folder, "rollback", "run-1", HOME, "--yes")
     assert (again.returncode, "nothing to undo" in again.stdout) == ((1, False) if begun else (0, True))
 
 
@@ -99,7 +99,7 @@ def test_an_agent_that_is_not_killed_commits_all_of_it(world):
     assert box.subjects == ["sent", "staged"]
     shown = json.loads(journal(folder, "show", "run-1", "--json").stdout)
     assert [(row["number"], row["state"]) for row in shown] == [(n, "committed") for n in range(1, STEPS + 1)]
-    assert "nothing to undo" in journal(folder, "rollback", "run-1").stdout
+    assert "nothing to undo" in journal(folder, "rollback", "run-1", HOME, "--yes").stdout
 
 
 def test_what_a_run_that_is_started_again_has_made_final_is_not_told_as_undone(world, monkeypatch):
@@ -116,17 +116,20 @@ def test_what_a_run_that_is_started_again_has_made_final_is_not_told_as_undone(w
 
     monkeypatch.setattr(undo, "_try", goes_on_meanwhile)
     ledger = f"sqlite:///{folder / 'spend.db'}"
-    done = typed("journal", "rollback", "run-1", "--json", "--ledger", ledger, cwd=processes.ROOT)
+    done = typed("journal", "rollback", "run-1", HOME, "--yes", "--json", "--ledger", ledger, cwd=processes.ROOT)
     assert [row["state"] for row in json.loads(done.stdout)] == ["undone", "committed"], done
     assert done.returncode == 1
 
 
-def test_a_run_that_goes_on_after_a_crash_is_undone_or_committed_with_its_end(world):
+def test_the_end_of_a_run_that_goes_on_after_a_crash_leaves_what_another_process_did_to_its_owner(world):
     folder, _ = world
     agent(folder, 4, "acted")
+    before = rows(folder)
     with pytest.raises(KeyError), make_guard(f"sqlite:///{folder / 'spend.db'}") as guard:
         with guard.session("agent", id="run-1"):
             raise KeyError
+    assert rows(folder) == before
+    assert journal(folder, "rollback", "run-1", HOME, "--yes").returncode == 0
     assert rows(folder) == [("old", 0)]
 
 
@@ -154,10 +157,14 @@ def test_an_undo_that_cannot_be_imported_here_is_told_and_can_be_tried_again(wor
     away = processes.run(
         "import sys; sys.modules['tests.support.undoing_agent'] = None\n"
         "from x402guard.cli import main; sys.exit(main())",
-        "journal", "rollback", "run-1", "--ledger", f"sqlite:///{folder / 'spend.db'}", cwd=elsewhere,
+        "journal", "rollback", "run-1", HOME, "--yes", "--ledger", f"sqlite:///{folder / 'spend.db'}", cwd=elsewhere,
     )  # fmt: skip
-    assert away.returncode == 1
-    assert f"{HOME}:remove" in away.stdout
-    assert "cannot be imported" in away.stdout
-    assert journal(folder, "rollback", "run-1").returncode == 0
+    assert away.returncode == 2
+    assert f"{HOME}: it cannot be imported" in away.stderr
+    unnamed = journal(folder, "rollback", "run-1", "--yes")
+    assert unnamed.returncode == 2
+    assert f"{HOME}:remove: no function that is imported here is decorated with it" in unnamed.stderr
+    shown = json.loads(journal(folder, "show", "run-1", "--json").stdout)
+    assert [row["state"] for row in shown] == ["done"], "nothing was tried"
+    assert journal(folder, "rollback", "run-1", HOME, "--yes").returncode == 0
     assert rows(folder) == [("old", 0)]

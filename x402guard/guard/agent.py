@@ -30,7 +30,7 @@ from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.policy.judge import Unasked, objection, spent_so_far, would_refuse
 from x402guard.policy.steps import run_of, state_step
 from x402guard.policy.verdicts import Subject, Verdict, without_approver
-from x402guard.tools.undo import actions_of, commit, roll_back
+from x402guard.tools.undo import actions_of, commit, is_begun_here, roll_back
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -250,6 +250,6 @@ class Endings(Account, AgentSteps):
 
     def _roll_back(self) -> None:
         store = self.shell.store
-        if any(each.state in OPEN_STATES for each in actions_of(store, self._report_id())):
+        if any(each.state in OPEN_STATES and is_begun_here(each) for each in actions_of(store, self._report_id())):
             with undoing(store, self._node_id):
                 self.bind(roll_back)(store, partial(transact_now, self.shell), self._report_id())

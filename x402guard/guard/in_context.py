@@ -21,7 +21,7 @@ from x402guard.guard.session import Session, current_session
 from x402guard.ledger.actions import Action, ActionState
 from x402guard.policy.steps import run_of
 from x402guard.tools.actions import begin, begin_staged, finish
-from x402guard.tools.undo import STAGED, UNDOING, find_undo, in_own_loop
+from x402guard.tools.undo import STAGED, UNDOING, find_undo, in_own_loop, note_begun, register_undo
 from x402guard.tools.undo import undo as undo_action
 
 
@@ -65,8 +65,8 @@ def reversible(*, undo: str, delay_s: float | None = None) -> Callable[[Callable
     Each call is written to the ledger before it begins, with its arguments, and after it, with its result. If the
     session in context ends abnormally (by an exception, a trip, an exhausted budget), what it has done and not
     committed is undone, the last action first; a call that raises is undone at once. ``session.commit()`` makes what
-    was done final, and so does the normal end of the outermost session. After a crash the owner undoes the rest:
-    ``x402guard journal rollback SESSION``.
+    was done final, and so does the normal end of the outermost session. A process undoes what it has begun itself. The
+    rest, such as after a crash, the owner undoes: ``x402guard journal rollback SESSION MODULE``.
 
     Args:
         undo: the function that undoes a call, as ``module:function``, plain or ``async``. It gets an ``Action`` with
@@ -82,6 +82,8 @@ def reversible(*, undo: str, delay_s: float | None = None) -> Callable[[Callable
         raise ConfigError(f"undo: {undo!r:.100} is not 'module:function', such as 'mail:unsend'")
     if delay_s is not None and (type(delay_s) not in (int, float) or not 0 < delay_s <= _LONGEST_DELAY_S):
         raise ConfigError(f"delay_s: {delay_s!r:.60} is not a number of seconds, up to {_LONGEST_DELAY_S:,}")
+
+    register_undo(undo)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -178,8 +180,10 @@ class _Reversible(Struct, frozen=True):
         first = next(iter(bound.arguments), "")
         named = {name: value for name, value in bound.arguments.items() if name != first or name not in _RECEIVERS}
         session_id = session.context.session_id
+        action_id = f"{run_of(session_id)}/{here().random_bytes(6).hex()}"
+        note_begun(action_id)
         return Action(
-            id=f"{run_of(session_id)}/{here().random_bytes(6).hex()}",
+            id=action_id,
             session=session_id,
             name=getattr(self.function, "__qualname__", type(self.function).__name__),
             undo=self.undo,

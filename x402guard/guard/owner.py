@@ -32,6 +32,7 @@ from x402guard.guard.owner_rows import (
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
 from x402guard.kernel.rows import WALLET, Hold, HoldKind, Nanos, NodeKind, NodeState
+from x402guard.ledger.actions import OPEN_STATES
 from x402guard.ledger.budgets import as_line, unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
@@ -52,7 +53,7 @@ from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import ledger_path, open_store
-from x402guard.tools.undo import actions_of, roll_back
+from x402guard.tools.undo import actions_of, roll_back, unregistered
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.views.live import LiveView, live_of
@@ -282,11 +283,20 @@ class Owner:
     def roll_back(self, session: str) -> list[ActionRow]:
         """Undo what a session and those below it have done and not committed, the last first; return these actions.
 
-        The undo functions are imported into this process. One that raises is ``failed``, with the error's class, and the
-        others follow. Raises ``ConfigError`` while a process that is not known to have ended has the session open: it
-        undoes them itself.
+        Import the modules whose ``reversible`` functions have done it before: only what they name is called, and no text
+        of the ledger is imported. An undo that raises is ``failed``, with the error's class, and the others follow. Raises
+        ``ConfigError`` for an undo that none of them names, and while a process that is not known to have ended has the
+        session open: it undoes them itself.
         """
         node_id = self._session(session)
+        missing = unregistered(
+            each for each in actions_of(self._store, node_id) if each.state in OPEN_STATES and each.undo
+        )
+        if missing:
+            raise ConfigError(
+                f"undo: {', '.join(missing)[:500]}: no function that is imported here is decorated with it; name the modules "
+                "that have done it: x402guard journal rollback SESSION MODULE, with --from FOLDER if they are in a folder"
+            )
         rows = self._store.marks("instance", "")
         gone = gone_instances(rows, self._store.now_ms())
         for node in self._store.nodes(node_id):
@@ -299,7 +309,7 @@ class Owner:
                         "actions when it ends; stop that process first"
                     )
         with self._guard(pays=False) as guard:
-            undone = roll_back(self._store, partial(transact_now, guard.shell), node_id)
+            undone = roll_back(self._store, partial(transact_now, guard.shell), node_id, of_others=True)
         return [ActionRow.of(each) for each in undone]
 
     def delegations(self, session: str | None = None) -> list[DelegationRow]:

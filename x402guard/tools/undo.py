@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
@@ -43,8 +44,40 @@ UNDOING: Final[ContextVar[bool]] = ContextVar("x402guard_undoing", default=False
 """True while an undo runs: what it does is not an action of its own."""
 
 
+_REGISTERED: Final[set[str]] = set()
+"""The undo functions that ``reversible`` has named in this process, as ``module:function``. No other is called."""
+
+_BEGUN_HERE: Final[dict[str, int]] = {}
+"""The actions that are not final and that this process has begun, each with the process's number: a fork has none."""
+
+
+def register_undo(target: str) -> None:
+    """Let *target*, ``module:function``, be called as an undo in this process."""
+    _REGISTERED.add(target)
+
+
+def note_begun(action_id: str) -> None:
+    """Note that this process begins an action: at the end of its session it undoes no other."""
+    _BEGUN_HERE[action_id] = os.getpid()
+
+
+def is_begun_here(action: Action) -> bool:
+    """True for an action that this process has begun."""
+    return _BEGUN_HERE.get(action.id) == os.getpid()
+
+
+def unregistered(actions: Iterable[Action]) -> list[str]:
+    """Return the undo functions of actions that no ``reversible`` has named in this process. A ledger's row names none."""
+    return sorted({each.undo for each in actions if each.state is not ActionState.STAGED} - _REGISTERED)
+
+
 def find_undo(target: str) -> Undo:
-    """Return the function that *target*, ``module:function``, names. Raises ``ConfigError`` if it cannot be imported."""
+    """Return the function that *target*, ``module:function``, names.
+
+    Raises ``ConfigError`` if no ``reversible`` of this process has named it, or it cannot be imported.
+    """
+    if target not in _REGISTERED:
+        raise ConfigError(f"undo: no function of this process is decorated with reversible(undo={target!r})")
     module, _, path = target.partition(":")
     try:
         found: Any = import_module(module)
@@ -89,18 +122,21 @@ def undo(books: Books, action: Action) -> Action:
     if claimed is None and not error:
         return action
     moved: Action = books(scope, lambda view: move_action(view, action.id, to, error=error))
+    _BEGUN_HERE.pop(action.id, None)
     return moved
 
 
-def roll_back(store: LedgerStore, books: Books, session_id: str) -> list[Action]:
+def roll_back(store: LedgerStore, books: Books, session_id: str, *, of_others: bool = False) -> list[Action]:
     """Undo what a session and those below it have not committed, the last action first. Returns the actions as they are then.
 
-    An undo that fails is recorded, and the others follow. Raises ``LedgerUnavailable``.
+    Those that this process has begun, and those *of others* if its owner says so. An undo that fails is recorded, and the
+    others follow. Raises ``LedgerUnavailable``.
     """
     undone: dict[str, Action] = {}
     while True:
         # Again, because one may have begun while the others were undone.
         left = [each for each in actions_of(store, session_id) if each.state in OPEN_STATES and each.id not in undone]
+        left = [each for each in left if of_others or is_begun_here(each)]
         if not left:
             return list(undone.values())
         for action in reversed(left):
@@ -122,6 +158,8 @@ def commit(shell: Shell, context: Context, session_id: str) -> None:
     left = actions_of(shell.store, session_id)
     run(commit_done(context, [each for each in left if each.state is ActionState.DONE]), shell)
     for action in left:
+        if action.state not in (ActionState.STAGED, ActionState.BEGUN) and not action.undoing:
+            _BEGUN_HERE.pop(action.id, None)
         if action.state in (ActionState.STAGED, ActionState.BEGUN):
             LOG.warning("%s (%s) is %s, so it is not committed", action.name, action.id, action.state)
         elif action.state is ActionState.DONE and action.undoing:
@@ -138,7 +176,7 @@ def _try(action: Action) -> str:
     try:
         function = find_undo(action.undo)
     except ConfigError:
-        return f"{action.undo} cannot be imported"
+        return f"{action.undo} is registered by no function here, or cannot be imported"
     try:
         _call(function, action)
     except KeyboardInterrupt:
