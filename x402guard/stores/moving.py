@@ -26,7 +26,7 @@ from x402guard.stores.postgres_server import unavailable as server_unavailable
 from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_hold, to_node, unpacked
 from x402guard.stores.sql_reads import HOLDS, NODES, names
 from x402guard.stores.sqlite import moved_to
-from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest, not_a_ledger
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest, not_a_ledger, strange_parts
 
 Target = psycopg.Connection[tuple[Any, ...]]
 
@@ -124,7 +124,7 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
         raise of_another_version(path, version, newest())
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
         raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")
-    problems = audit(source.execute, archives=False)
+    problems = strange_parts(source.execute) or audit(source.execute, archives=False)
     if problems:
         raise unsound(path, problems[0])
     source.execute("CREATE TABLE IF NOT EXISTS moved (url TEXT NOT NULL, is_copied INTEGER NOT NULL) STRICT")

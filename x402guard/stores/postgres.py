@@ -42,6 +42,7 @@ from x402guard.stores.postgres_server import (
     LOST,
     OUT_OF_TURN,
     STATEMENT_MS,
+    STRANGE,
     Known,
     Server,
     ServerClock,
@@ -50,6 +51,7 @@ from x402guard.stores.postgres_server import (
     prepare,
     rolled_back,
     settings,
+    strange_parts,
     unavailable,
     unsure,
 )
@@ -441,7 +443,7 @@ class PostgresStore(PostgresReads, GroupCommit):
     def audit(self, *, archives: bool = True) -> Sequence[str]:
         """See ``Audited.audit``."""
         with self.one_moment() as query:
-            return audit(query, keeps_idle=True, archives=archives)
+            return strange_parts(query(STRANGE, ())) or audit(query, keeps_idle=True, archives=archives)
 
     @contextmanager
     def one_moment(self) -> Iterator[Query]:

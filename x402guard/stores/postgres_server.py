@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -395,6 +395,32 @@ def is_there(server: Server, url: str) -> bool:
     return bool(table)
 
 
+STRANGE: Final = f"""
+SELECT c.relname::text, t.tgname::text, t.tgenabled::text FROM pg_catalog.pg_trigger AS t
+    JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = '{SCHEMA}' AND NOT t.tgisinternal
+UNION ALL SELECT c.relname::text, r.rulename::text, 'rule' FROM pg_catalog.pg_rewrite AS r
+    JOIN pg_catalog.pg_class AS c ON c.oid = r.ev_class JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = '{SCHEMA}'
+"""
+"""All that acts by itself on a ledger's tables: (table, name, state) of triggers, and of rules, of which a view is one."""
+
+
+@lru_cache(maxsize=1)
+def _triggers() -> frozenset[tuple[str, str]]:
+    found = re.findall(r"CREATE TRIGGER (\w+) [^;]*? ON x402guard\.(\w+)", "".join((TABLES, *MIGRATIONS)))
+    return frozenset((table, name) for name, table in found)
+
+
+def strange_parts(found: Iterable[Sequence[str]]) -> list[str]:
+    """Return what acts on a ledger's tables beside the schema, or no more, of the rows of ``STRANGE``, one sentence each."""
+    rows = {(table, name): state for table, name, state in found}
+    on = {key for key, state in rows.items() if state in ("O", "A")}
+    added = [f"its {table!r} has {name!r}, which is not the ledger's" for table, name in rows.keys() - _triggers()]
+    gone = [f"the trigger {name!r} of its {table!r} is gone, or off" for table, name in _triggers() - on]
+    return sorted([*added, *gone])
+
+
 def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) -> Found:
     """Bring the schema to this version, once for all processes. Raises ``LedgerUnavailable``, and ``psycopg.Error``."""
     [(number, encoding, replicas, synchronous, has_schema, table, is_unreleased)] = server.run(
@@ -427,6 +453,12 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
     )
     if is_moving and not while_moving:
         raise moving(url)
+    for problem in strange_parts(server.run(STRANGE)):
+        raise LedgerUnavailable(
+            f"the ledger {url} is inconsistent: {problem}",
+            advice="Nothing was paid. `x402guard verify` shows what is wrong; whoever may change the schema has changed it.",
+            retry="after_change",
+        )
     return Found(ledger, int(now_ms), replicas > 0 and not synchronous)
 
 

@@ -26,7 +26,7 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import noted_generation, noted_move, was_used
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
-from x402guard.stores.sqlite_schema import APPLICATION_ID, newest, not_a_ledger
+from x402guard.stores.sqlite_schema import APPLICATION_ID, newest, not_a_ledger, strange_parts
 from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
@@ -116,7 +116,7 @@ class ReadOnlyStore(SqliteStore):
     @override
     def _refuse_unless_sound(self) -> None:
         with self._connected() as connection, one_moment(connection) as query:
-            problems = audit_since(query).problems
+            problems = strange_parts(query) or audit_since(query).problems
         if problems:
             raise unsound(self._path, problems[0])
 

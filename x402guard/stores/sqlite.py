@@ -44,7 +44,7 @@ from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
-from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger, strange_parts
 from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
@@ -121,9 +121,10 @@ class SqliteStore(SqlReads, GroupCommit):
         """Check what has come since the ledger was last checked, and note up to where it is checked now."""
         try:
             with unavailable("cannot read the ledger", self._path), one_moment(self._reader) as query:
+                strange = strange_parts(query)
                 found = audit_since(query)
-            if found.problems:
-                raise unsound(self._path, found.problems[0])
+            for problem in (*strange, *found.problems):
+                raise unsound(self._path, problem)
         except LedgerUnavailable:
             self.close()
             raise
@@ -142,7 +143,7 @@ class SqliteStore(SqlReads, GroupCommit):
     def audit(self, *, archives: bool = True) -> Sequence[str]:
         """See ``Audited.audit``."""
         with self.one_moment() as query:
-            return audit(query, archives=archives)
+            return strange_parts(query) or audit(query, archives=archives)
 
     @contextmanager
     def one_moment(self) -> Iterator[Query]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.stores.file_errors import foreign, unreleased
@@ -151,6 +154,33 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+@lru_cache(maxsize=1)
+def _ours() -> frozenset[tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript("".join((SCHEMA, *MIGRATIONS)))
+        return frozenset(made.execute(_PARTS))
+
+
+_PARTS: Final = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+
+
+def strange_parts(query: Callable[[str, Sequence[Any]], Iterable[Any]]) -> list[str]:
+    """Return what a ledger's file does beside the schema, or not as it says, one sentence each.
+
+    A trigger or a view changes what is written or read without a word in the journal. An index of its owner's may stay,
+    and so may a table of another name.
+    """
+    found = {(str(kind), str(name), str(sql)) for kind, name, sql in query(_PARTS, ())}
+    added = [
+        f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in found - _ours() if kind in _ACTS
+    ]
+    gone = [f"its {kind} {name!r} is gone, or another one" for kind, name, _ in _ours() - found]
+    return sorted({*added, *gone})
+
+
+_ACTS: Final = frozenset({"trigger", "view"})
 
 
 def not_a_ledger(connection: sqlite3.Connection, path: Path, application_id: int) -> LedgerUnavailable:

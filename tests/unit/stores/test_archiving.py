@@ -152,18 +152,18 @@ def test_a_ledger_with_archives_moves_to_postgres(tmp_path, folder):
 def test_an_unsound_journal_is_not_archived(ledger, folder):
     with make_guard(ledger) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
         session.charge("search", "$0.25")
-    triggers = {
-        "sqlite": "DROP TRIGGER entries_are_never_changed",
-        "postgresql": "ALTER TABLE entries DISABLE TRIGGER entries_are_never_changed",
-    }
-    run(ledger, triggers[ledger.partition(":")[0]])
+    if ledger.startswith("postgres"):
+        off, on = (f"ALTER TABLE entries {verb} TRIGGER entries_are_never_changed" for verb in ("DISABLE", "ENABLE"))
+    else:
+        off = "DROP TRIGGER entries_are_never_changed"
+        [(on,)] = run(ledger, "SELECT sql FROM sqlite_master WHERE name = 'entries_are_never_changed'")
+    run(ledger, off)
     run(ledger, "UPDATE entries SET at_ms = at_ms + 1 WHERE node_id = 'run-1'")
+    run(ledger, on)
     with closing(open_store(ledger, verified=False)) as store:
         with pytest.raises(LedgerUnavailable, match="inconsistent, so nothing is archived: budget 'run-1': entry"):
             archiving.archive(store, LATER, folder, gone=())
     assert run(ledger, "SELECT count(*) FROM archived") == [(0,)]
-    if ledger.startswith("postgres"):
-        run(ledger, "ALTER TABLE entries ENABLE TRIGGER entries_are_never_changed")
 
 
 def test_rows_of_processes_that_ended_long_ago_go_as_well(ledger, folder):

@@ -211,10 +211,12 @@ def test_an_entry_of_no_budget_is_named_at_each_opening(closed):
 @pytest.mark.parametrize("column", ["hold_id", "previous", "hash"])
 @pytest.mark.parametrize("value", [7, 1.5])
 def test_a_number_in_place_of_a_hash_is_a_ledger_that_cannot_be_read(closed, column, value):
+    [(trigger,)] = say(closed, "SELECT sql FROM sqlite_master WHERE name = 'entries_are_never_changed'")
     say(
         closed,
         "DROP TRIGGER entries_are_never_changed",
         f"UPDATE entries SET {column} = {value} WHERE event = 'authorize'",
+        trigger,
     )
     with pytest.raises(LedgerUnavailable, match="cannot be read: a hash or the id of its hold"):
         open_store(f"sqlite:///{closed}")
