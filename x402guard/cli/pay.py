@@ -110,7 +110,9 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
             paid = receipt and _paid(receipt)
             typer.echo(json_text({"status": answer.status_code, "paid": paid, "body": _text(answer)}, None))
         else:
-            typer.echo(answer.content, nl=False)
+            # A pipe gets the bytes; a terminal would do what they say.
+            whole = sys.stdout.isatty() and "\n".join(map(printable, _text(answer).splitlines()))
+            typer.echo(whole or answer.content, nl=bool(whole))
     except OSError:
         typer.echo(f"\n{line}", err=True)
         if receipt is not None:

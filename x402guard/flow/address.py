@@ -61,7 +61,7 @@ def _named(bare: str, port: int, default: int) -> frozenset[str]:
     return frozenset({"", *(f"{name}:{port}" for name in names), *(names if port == default else ())})
 
 
-_HOST_NAME: Final = re.compile(r"[a-z0-9_.-]+(:[0-9]+)?", re.ASCII)
+_HOST_NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9_.-]*(:[0-9]+)?", re.ASCII)
 
 
 def _is_plain(host: str) -> bool:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
-from x402guard.adapters.direct import Payment, apay, offered, pay
+from x402guard.adapters.direct import Offered, Payment, apay, offered, pay
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
@@ -18,6 +18,7 @@ from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
 from x402guard.llm.vendor_answers import as_mapping
 from x402guard.money import Dollars
+from x402guard.policy import Policy
 from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
@@ -165,6 +166,7 @@ class Charges(DeclaresTools, ToolPayer):
         ``LedgerUnavailable``, and ``ConfigError`` naming the argument.
         """
         offer = offered(required, purchase=purchase, place=place, max_price=max_price, pay_again=pay_again)
+        _check_place(offer, self.innermost().context.policy)
         return pay(self.innermost(), offer)
 
     async def apay(
@@ -178,6 +180,7 @@ class Charges(DeclaresTools, ToolPayer):
     ) -> Payment:
         """Do the same as ``pay``, awaited; end it with ``asettled`` or ``afailed``."""
         offer = offered(required, purchase=purchase, place=place, max_price=max_price, pay_again=pay_again)
+        _check_place(offer, self.innermost().context.policy)
         return await apay(self.innermost(), offer)
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
@@ -217,6 +220,15 @@ class Charges(DeclaresTools, ToolPayer):
         payer = self.recording()
         stated = replace(statement, messages=messages)
         return record_call(payer.context, payer.meter, here().random_bytes(32), stated)
+
+
+def _check_place(offer: Offered, policy: Policy) -> None:
+    """Raise ``ConfigError`` where the owner lists hosts, and the host of an offer is its seller's own word."""
+    if offer.by_offer and policy.hosts is not None:
+        raise ConfigError(
+            "place: policy.hosts is set, and the offer's own resource is its seller's word; say where it came from: "
+            "place='https://seller.example/what'"
+        )
 
 
 def _stated(provider: str, model: str, usage: object) -> Statement:

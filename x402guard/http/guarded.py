@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Proto
 import anyio
 from typing_extensions import override
 
-from x402guard.errors import ConfigError, PaymentRefused, Unpriced, X402GuardError
+from x402guard.errors import ConfigError, PaymentRefused, ProtocolError, Unpriced, X402GuardError
 from x402guard.flow.context import Context
 from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.drivers import run, run_async
@@ -319,7 +319,7 @@ class Guarded:
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
         error.request = request
-        if isinstance(error, PaymentRefused) and self.answers(request):
+        if isinstance(error, PaymentRefused | ProtocolError) and self.answers(request):
             return problem_response(self.library, error, request)
         raise error
 

@@ -186,6 +186,8 @@ def describe_request(
     if not isinstance(again, bool):
         raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
     if purchase is None:
+        if len(request.headers.get_list("idempotency-key")) > 1:
+            raise ConfigError("Idempotency-Key: the request has two; each names another purchase. Send one")
         purchase = (incoming.header("idempotency-key") or "").strip() or None  # a blank one names nothing
     quoted = extensions.get("max_price")
     named = incoming.header("host") or ""

@@ -105,7 +105,7 @@ def problem_headers(error: X402GuardError) -> dict[str, str]:
     return headers if wait_s is None else {**headers, "retry-after": str(wait_s)}
 
 
-def problem_response(library: Library, error: PaymentRefused, request: httpx.Request) -> httpx.Response:
+def problem_response(library: Library, error: PaymentRefused | ProtocolError, request: httpx.Request) -> httpx.Response:
     """Return a refusal as a local 402 with a problem+json body, for agents that handle answers better.
 
     It has no ``PAYMENT-REQUIRED`` header, so that no outer client reads it as an offer.

@@ -168,6 +168,11 @@ def matches_name(pattern: str, tool: str, *, within: bool) -> bool:
     return any(_compiled(wanted).fullmatch(name) for name in spelled) or any(f"{name}_*" == wanted for name in bare)
 
 
+def ends_with(word: str, tool: str) -> bool:
+    """Return whether the last word of a tool's name, in any spelling, is *word*."""
+    return word in _spellings(tool, within=True)
+
+
 def allows_name(pattern: str, tool: str) -> bool:
     """Return whether a name or pattern on a list of what is allowed means a tool, in any spelling.
 

@@ -14,6 +14,7 @@ from x402guard.kernel.rows import HoldKind
 from x402guard.policy.checks import check_whole
 from x402guard.policy.patterns import (
     check_patterns,
+    ends_with,
     is_disguised,
     matches_name,
     matches_route,
@@ -39,6 +40,11 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
         "list_*": "LOW",
         "post_webhook": "MEDIUM",
         "delete_*": "HIGH",
+        "purge_*": "HIGH",
+        "rm_*": "HIGH",
+        # What runs what it is given.
+        "exec_*": "HIGH",
+        "run_sql_*": "HIGH",
         "send_email_*": "HIGH",
         "send_sms_*": "HIGH",
         # What moves money, or lets another move it.
@@ -47,6 +53,7 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
         "sign_*": "HIGH",
         "swap_*": "HIGH",
         "transfer_*": "HIGH",
+        "wire_*": "HIGH",
         "withdraw_*": "HIGH",
         **{f"send_{asset}_*": "HIGH" for asset in _ASSETS},
         "drop_*": "CRITICAL",
@@ -54,6 +61,11 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
     }
 )
 """Pattern → level. A tool that matches none is MEDIUM. ``send_email_*`` also matches ``send_email``."""
+
+_BEHIND: Final = frozenset(
+    {"delete_*", "drop_*", "exec_*", "pay_*", "purge_*", "transfer_*", "truncate_*", "wire_*", "withdraw_*"}
+)
+"""Words that say as much at the end of a name: ``users_delete``. Others are nouns there: a road_sign."""
 
 _NOT_SIGNATURES: Final = ("sign_in_*", "sign_off_*", "sign_out_*", "sign_up_*")
 """Names that match ``sign_*`` and sign nothing. What else they name counts."""
@@ -142,7 +154,10 @@ def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
     return any(
         matches_route(pattern, name, frees=subject.kind is HoldKind.TOOL)  # a tool may be named as a seller's route
         or (
-            matches_name(pattern, name, within=within) if subject.kind is HoldKind.TOOL else matches_word(pattern, name)
+            matches_name(pattern, name, within=within)
+            or (within and pattern in _BEHIND and ends_with(pattern[:-2], name))
+            if subject.kind is HoldKind.TOOL
+            else matches_word(pattern, name)
         )
         for name in subject.names
     )

@@ -255,7 +255,7 @@ def test_threads_on_a_budget_for_ten_sign_ten(ledger_url):
     ("policy", "more", "rule"),
     [
         (Policy(per_payment_cap="$0.001"), {}, "per_payment_cap"),
-        (Policy(hosts=["other.example"]), {}, "hosts"),
+        (Policy(hosts=["other.example"]), {"place": URL}, "hosts"),
         (Policy(payees=["0x" + "12" * 20]), {}, "payees"),
         (Policy(resource_mismatch="refuse"), {"place": "https://elsewhere.example/a"}, "resource_mismatch"),
         (Policy(), {"place": "http://seller.example/a"}, "https"),
