@@ -29,12 +29,12 @@ from x402guard.policy.step_guard import Outcome
 from x402guard.tools.flow import check_free, end_free
 from x402guard.tools.hold import tool_call
 from x402guard.x402.foreign import META
+from x402guard.x402.rails import CODES
 
 PAYMENT_RESPONSE: Final = "x402/payment-response"
 RECEIPT: Final = "x402guard/receipt"
 """The key of ``_meta`` under which a result of ours has the receipt of its payment."""
 
-_TERMS_CODES: Final = frozenset({402, -32042})
 _MOST_TEXT: Final = 262_144
 _SWAPPED: Final = "swapped_tool"
 
@@ -254,7 +254,7 @@ def _terms_in_text(text: object) -> Mapping[str, Any] | None:
 
 def _terms_in_error(error: Exception) -> Mapping[str, Any] | None:
     data = getattr(error, "data", None)
-    return data if _code_of(error) in _TERMS_CODES and _are_terms(data) else None
+    return data if _code_of(error) in CODES and _are_terms(data) else None
 
 
 def _are_terms(value: object) -> bool:

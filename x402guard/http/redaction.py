@@ -14,7 +14,7 @@ import traceback
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from x402guard.x402.wire import PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE
+from x402guard.x402.rails import RECEIPT_HEADERS, REQUEST_HEADERS
 
 REDACTED: Final = "[redacted]"
 _HTTPCORE: Final = ("", ".connection", ".http11", ".http2", ".proxy", ".socks")
@@ -77,10 +77,7 @@ LOGGERS: Final = (
 """The loggers that emit records: a filter on a logger does not apply to its children's records."""
 
 _HEADERS: Final = (
-    PAYMENT_SIGNATURE,
-    PAYMENT_RESPONSE,
-    X_PAYMENT_RESPONSE,
-    X_PAYMENT,
+    *sorted(RECEIPT_HEADERS | REQUEST_HEADERS, key=len, reverse=True),
     "x402guard-signature",  # of a webhook
     "authorization",  # also proxy-authorization: a name matches at the end of a longer one
     "cookie",

@@ -17,6 +17,7 @@ from x402guard.flow.sealed import Sealed
 from x402guard.kernel.evm import MAX_UINT256
 from x402guard.kernel.rows import Nanos
 from x402guard.strict_json import check_depth
+from x402guard.x402.rails import MEMBERS, SCHEMES
 from x402guard.x402.wire import PAYMENT_HEADERS, decode_base64_json
 
 META: Final = "x402/payment"
@@ -25,7 +26,7 @@ META: Final = "x402/payment"
 METADATA: Final = "x402.payment.payload"
 """The member of ``params.message.metadata`` that holds a payment in JSON-RPC (x402 specification, A2A transport)."""
 
-_WHERE: Final = {META: f"_meta[{META!r}]", METADATA: f"metadata[{METADATA!r}]"}
+_WHERE: Final = {**{name: f"_meta[{name!r}]" for name in MEMBERS}, METADATA: f"metadata[{METADATA!r}]"}
 _AUTHORIZATION: Final = "authorization"
 
 
@@ -44,28 +45,30 @@ class ForeignPayment(Struct, frozen=True):
 
 
 def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple[ForeignPayment, ...]:
-    """Return the payments in a request: x402's two headers, ``Authorization: Payment``, and JSON-RPC's ``_meta``.
+    """Return the payments in a request, on any of ``RAILS``: in a header, by ``Authorization``, or in JSON-RPC.
 
     A *body* of None, one that streams, is not searched.
     """
     found = []
     for name, value in headers:
         lower = name.lower().replace("_", "-")  # many servers read both alike
-        if lower in PAYMENT_HEADERS or (lower == _AUTHORIZATION and _PAYMENT.search(value)):
-            where = f"the header {lower.upper()}" + (": Payment" if lower == _AUTHORIZATION else "")
+        scheme = _SCHEME.search(value) if lower == _AUTHORIZATION else None
+        if lower in PAYMENT_HEADERS or scheme is not None:
+            where = f"the header {lower.upper()}" + (f": {scheme[1].capitalize()}" if scheme is not None else "")
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
     if body and (any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body for it in _ESCAPED))):
         found += [ForeignPayment(where, member_digest(message), Sealed(message)) for where, message in _members(body)]
     return tuple(found)
 
 
-_PAYMENT: Final = re.compile(r"(?:^|,)\s*payment\s", re.IGNORECASE)
-"""One of the schemes in an Authorization header is Payment."""
+_SCHEME: Final = re.compile(rf"(?:^|,)\s*({'|'.join(sorted(SCHEMES))})\s", re.IGNORECASE)
+"""One of the schemes in an Authorization header is a rail's, such as Payment."""
 
-_HINTS: Final = (b"x402", b"4\x000\x002")
+_WORDS: Final = ("x402", "paymentauth")
+_HINTS: Final = tuple(hint for word in _WORDS for hint in (word.encode(), "\0".join(word[1:]).encode()))
 _ESCAPE: Final = rb"\u00"
-_ESCAPED: Final = (rb"\u0078", rb"\u0034", rb"\u0030", rb"\u0032")
-"""What a body with a payment has in it: the word x402 in UTF-8 or UTF-16, or one of its characters as an escape."""
+_ESCAPED: Final = tuple({rf"\u00{ord(letter):02x}".encode() for word in _WORDS for letter in word})
+"""What a body with a payment has in it: such a word in UTF-8 or UTF-16, or one of its characters as an escape."""
 
 
 def member_digest(message: Any) -> bytes:
@@ -105,7 +108,7 @@ def _members(body: bytes) -> Iterator[tuple[str, Any]]:
         return
     for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
         for params in _values(message, "params"):
-            holders = [(META, meta) for meta in _values(params, "_meta")]
+            holders = [(name, meta) for meta in _values(params, "_meta") for name in MEMBERS]
             holders += [(METADATA, data) for sent in _values(params, "message") for data in _values(sent, "metadata")]
             for name, holder in holders:
                 yield from ((_WHERE[name], _plain(found)) for found in _values(holder, name))
@@ -138,10 +141,21 @@ def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Taking | Non
     try:
         message = payment.message.reveal()
         if isinstance(message, str):
-            message = decode_base64_json(message, field=payment.where)
-        return _most(message, registry)
+            message = decode_base64_json(_SCHEME.sub("", message), field=payment.where)
+        return _most_by_challenge(message, registry) if "challenge" in message else _most(message, registry)
     except (ProtocolError, ValueError, KeyError, TypeError, AttributeError):
         return None  # of another protocol, or of no known form
+
+
+def _most_by_challenge(message: Mapping[str, Any], registry: AssetRegistry) -> Taking | None:
+    """Return the most that a credential of MPP may take: an EIP-3009 authorization on the chain of its challenge."""
+    payload, request = message["payload"], message["challenge"]["request"]
+    if isinstance(request, str):
+        request = decode_base64_json(request, field="challenge.request")
+    if payload["type"] != "authorization":
+        return None
+    accepted = {"network": f"eip155:{request['methodDetails']['chainId']}", "asset": request["currency"]}
+    return _most({"accepted": accepted, "payload": {"authorization": payload}}, registry)
 
 
 def _most(message: Mapping[str, Any], registry: AssetRegistry) -> Taking | None:

@@ -22,14 +22,15 @@ from x402guard.errors import ProtocolError
 from x402guard.frozen import read_struct, readable
 from x402guard.kernel.evm import MAX_UINT256
 from x402guard.strict_json import NotReadable, read_json
+from x402guard.x402.rails import RECEIPT_HEADERS, REQUEST_HEADERS
 
 PAYMENT_REQUIRED: Final = "payment-required"
 PAYMENT_SIGNATURE: Final = "payment-signature"
 PAYMENT_RESPONSE: Final = "payment-response"
 X_PAYMENT: Final = "x-payment"
 X_PAYMENT_RESPONSE: Final = "x-payment-response"
-PAYMENT_HEADERS: Final = frozenset({PAYMENT_SIGNATURE, X_PAYMENT})
-"""The two request headers that carry a signature."""
+PAYMENT_HEADERS: Final = REQUEST_HEADERS
+"""The request headers that hold a payment, on any rail."""
 
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -254,7 +255,7 @@ def stated_length(headers: Headers) -> int | None:
 
 def has_receipt(headers: Headers) -> bool:
     """True if a header holds a receipt, readable or not."""
-    return any(name.lower() in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE) for name, _ in headers)
+    return any(name.lower() in RECEIPT_HEADERS for name, _ in headers)
 
 
 def _stated(value: Any) -> Any:
