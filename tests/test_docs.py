@@ -21,6 +21,7 @@ from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
+from x402guard.guard.tables import ProxySettings
 from x402guard.ledger.budgets import TERMINATIONS
 from x402guard.ledger.events import TABLE
 from x402guard.ledger.transitions import _LOGGED
@@ -56,7 +57,7 @@ def first_cells(text):
 
 def test_every_setting_is_documented_and_no_other():
     text = (REFERENCE / "settings.md").read_text()
-    tables = {"policy": PolicySettings, "metering": MeteringSettings}
+    tables = {"policy": PolicySettings, "metering": MeteringSettings, "proxy": ProxySettings}
     top = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields if name not in tables}
     nested = {f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table in tables for name in tables[table].model_fields}
     assert set(re.findall(r"^\| `(X402GUARD_\w+)`", text, re.MULTILINE)) == top | nested

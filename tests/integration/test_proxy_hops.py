@@ -15,6 +15,7 @@ from tests.support.proxy_hops import BROKEN, broken_download, redirect
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
 from x402guard.web.hops import PREFIX, Hop, Hops
 
+OWNED = {"provider": "openai", "key": "OPENAI_API_KEY"}
 pytestmark = pytest.mark.chain
 proxied, shop = proxy.proxied, proxy.shop
 
@@ -91,8 +92,9 @@ def test_curl_that_follows_takes_no_credentials_along(shop, proxied):
 
 def test_a_redirect_below_the_endpoint_of_its_owner_keeps_the_key(tmp_path, shop):
     settings = {
-        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": OWNED}}),
         "OPENAI_API_KEY": "sk-owner",
+        "X402GUARD_PROXY__PATHS": '["GET /openai/models/", "GET /openai/out"]',
     }
     shop.answers["/v1/models/"] = lambda line: line.send(redirect("/v1/models"))
     shop.answers["/v1/models"] = lambda line: line.send(HEAD + b"content-length: 2\r\n\r\nok")
@@ -209,7 +211,7 @@ def test_a_redirect_with_dots_in_escapes_is_left_out(shop, proxied, place):
 
 def test_a_strangers_redirect_changes_nothing_of_what_a_caller_asks_for_itself(tmp_path, shop):
     settings = {
-        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": OWNED}}),
         "OPENAI_API_KEY": "sk-owner",
     }
     shop.answers["/v1/models"] = lambda line: line.send(HEAD + b"content-length: 2\r\n\r\nok")

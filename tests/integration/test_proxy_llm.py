@@ -16,6 +16,7 @@ from tests.support.slow_server import CHUNKED, HEAD
 from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion
 
+OWNED = {"provider": "openai", "key": "OPENAI_API_KEY"}
 pytestmark = pytest.mark.chain
 proxied, shop = proxy.proxied, proxy.shop
 running, server = llm_server.running, llm_server.server
@@ -24,7 +25,7 @@ running, server = llm_server.running, llm_server.server
 @pytest.fixture
 def metered(tmp_path, running):
     base = running[0].base("openai")
-    settings = {"X402GUARD_METERING": json.dumps({"endpoints": {f"{base}/v1": "openai"}}), "OPENAI_API_KEY": "sk-owner"}
+    settings = {"X402GUARD_METERING": json.dumps({"endpoints": {f"{base}/v1": OWNED}}), "OPENAI_API_KEY": "sk-owner"}
     with Proxied(tmp_path, "--budget", "0.01", **settings) as proxy:
         yield proxy
 
@@ -93,7 +94,7 @@ def test_a_stream_through_the_proxy_is_that_of_the_provider_byte_for_byte(tmp_pa
 
     shop.answers["/v1/chat/completions"] = stream
     settings = {
-        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": OWNED}}),
         "OPENAI_API_KEY": "sk-owner",
     }
     ask = {
@@ -118,7 +119,7 @@ def test_a_stream_of_a_stated_length_from_which_a_piece_is_kept_comes_whole(tmp_
     head = HEAD.replace(b"text/plain", b"text/event-stream") + f"content-length: {len(whole)}\r\n\r\n".encode()
     shop.answers["/v1/chat/completions"] = lambda line: line.send(head + whole)
     settings = {
-        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": OWNED}}),
         "OPENAI_API_KEY": "sk-owner",
     }
     ask = {
@@ -169,7 +170,10 @@ VENDORS = {
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_each_vendors_client_speaks_through_its_name_with_the_token_as_its_key(tmp_path, running, server, vendor):
     ask, key, header = VENDORS[vendor]
-    settings = {"X402GUARD_METERING": json.dumps({"endpoints": {server.base(vendor): vendor}}), key: "the-owners-key"}
+    settings = {
+        "X402GUARD_METERING": json.dumps({"endpoints": {server.base(vendor): {"provider": vendor, "key": key}}}),
+        key: "the-owners-key",
+    }
     server.reply = Completion("Yes.", input_tokens=10, output_tokens=5)
     with Proxied(tmp_path, "--budget", "0.10", **settings) as proxy:
         assert ask(proxy.url, proxy.token) == "Yes."

@@ -18,6 +18,7 @@ from tests.support.proxy import KEY, PATIENCE_S, Proxied, asked, books, connecte
 from tests.support.slow_server import HEAD, once_paid
 from x402guard import Owner
 
+OWNED = {"provider": "openai", "key": "OPENAI_API_KEY"}
 pytestmark = pytest.mark.chain
 proxied, shop = proxy.proxied, proxy.shop
 
@@ -70,7 +71,7 @@ def test_a_path_that_leads_nowhere_is_refused_in_words(proxied, path, status, wo
 def owning(tmp_path, shop):
     """A proxy whose owner's key of an API goes to the shop below /v1."""
     settings = {
-        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": OWNED}}),
         "OPENAI_API_KEY": "sk-owner",
     }
     with Proxied(

@@ -49,11 +49,12 @@ def proxy(
         from x402guard.web.access import Access, local_names
         from x402guard.web.proxy import Proxy, new_token
         from x402guard.web.server import Server
-        from x402guard.web.upstream import upstreams
+        from x402guard.web.upstream import Keys, upstreams
     except ImportError:
         raise ConfigError("proxy: it needs two more packages: pip install 'x402guard[serve]'") from None
     settings = load_settings()
-    known = upstreams(settings.metering.build().endpoints)
+    metering = settings.metering.build()
+    known = upstreams(metering.endpoints)
     # While it opens and closes its sessions: the server takes its signals itself.
     for number in ending_signals():
         signal.signal(number, signal.default_int_handler)
@@ -70,7 +71,7 @@ def proxy(
         app = Proxy(
             {tokens[name]: session for name, session in sessions.items()},
             upstreams=known,
-            keys=os.environ,
+            keys=Keys(os.environ, metering.hosts, settings.proxy.paths),
             access=Access(names=local_names(host) if is_loopback(host) else (), viewer="", owner=""),
             own=own,
         )

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import MeteringSettings, PolicySettings, Settings, tables_in
-from x402guard.guard.tables import ZERO_IS_NONE
+from x402guard.guard.tables import ZERO_IS_NONE, ProxySettings
 from x402guard.llm import Metering
 from x402guard.policy import Breaker, Bulkhead, Loop, Policy, Velocity
 
@@ -57,10 +57,11 @@ def each_default() -> Iterator[Default]:
     """Yield every setting that ``x402guard.toml`` can have, in the order of the classes."""
     guard = _meanings(Guard)
     for name, field in Settings.model_fields.items():
-        if name not in ("policy", "metering", *_SECRETS):
+        if name not in ("policy", "metering", "proxy", *_SECRETS):
             yield Default("", name, _toml(field.default), guard.get(name, "") or _MEANINGS.get(name, ""))
     yield from _of_table("policy", Policy(), PolicySettings)
     yield from _of_table("metering", Metering(), MeteringSettings)
+    yield from _of_table("proxy", ProxySettings(), ProxySettings)
 
 
 def _of_table(table: str, part: object, keys: type[BaseModel]) -> Iterator[Default]:

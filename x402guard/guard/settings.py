@@ -28,7 +28,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Mode
 from x402guard.guard.notices import Webhook
 from x402guard.guard.settings_file import CONFIG, CONFIG_FILE, SettingsFile, find_settings
-from x402guard.guard.tables import Number, Whole, table_of, two_readings
+from x402guard.guard.tables import Number, ProxySettings, Whole, table_of, two_readings
 from x402guard.kernel.evm import Address
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
@@ -102,6 +102,7 @@ class Settings(BaseSettings):
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
     metering: MeteringSettings = MeteringSettings()
+    proxy: ProxySettings = ProxySettings()
     unsafe_no_chain: bool = False
     unsafe_async_failover: bool = False
     unsafe_trust_receipts: bool = False
@@ -294,7 +295,7 @@ def _may_loosen(name: str) -> bool:
 
 
 _LOOSENS: Final = frozenset(
-    {"assets", "mode", "chains", "ledger", "webhook_url", "approver", "purchase_memory_s"}
+    {"assets", "mode", "chains", "ledger", "webhook_url", "approver", "purchase_memory_s", "proxy.paths"}
     | {
         f"metering.{name}"
         for name in ("models", "free", "fixed_prices", "allowances", "prices", "endpoints", "aliases")
@@ -405,7 +406,11 @@ def tables_in(annotation: object) -> list[type[BaseModel]]:
 
 _SECRETS: Final = frozenset({"private_key", "keystore_password", "webhook_secret"})
 # Tables of the file whose keys can also be set one by one in the environment.
-_TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
+_TABLES: Final[dict[str, type[BaseModel]]] = {
+    "policy": PolicySettings,
+    "metering": MeteringSettings,
+    "proxy": ProxySettings,
+}
 _NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG, REPORT_KEY_PASSWORD})  # what others read
 _JSON_LIST: Final = '["a", "b"]'
 _JSON_HINTS: Final = {

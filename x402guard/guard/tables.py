@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from x402guard.errors import ConfigError
@@ -69,6 +69,19 @@ class Table(BaseModel):
 
 
 _KINDS: Final[dict[type[Table], type[Any]]] = {}
+
+
+class ProxySettings(BaseModel):
+    """The table ``[proxy]``.
+
+    Args:
+        paths: what the key of an LLM provider may be used for through `x402guard proxy`, beside priced calls and `GET
+            /models`: `METHOD /NAME/path`, such as "GET /openai/files*". DELETE never.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    paths: list[Annotated[str, Field(pattern=r"^[A-Z]+ /[a-z]")]] = []
 
 
 def table_of(kind: type[Any]) -> type[Table]:

@@ -54,17 +54,23 @@ class Endpoint:
             unless it is anthropic, azure, cohere, google or mistral.
         hidden_input: input tokens that the server adds to each request (a system prompt, a chat template); they are
             held for, too.
+        key: the environment variable with the key that ``x402guard proxy`` sends there; "" sends none.
 
     Raises ``ConfigError`` naming the field.
     """
 
     provider: str
     hidden_input: int = 0
+    key: str = ""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.provider, str) and self.provider):
             raise ConfigError(f"metering.endpoints: provider: {self.provider!r} is not the name of a provider")
         check_whole("metering.endpoints: hidden_input", self.hidden_input, 0, _MOST_HIDDEN)
+        if not isinstance(self.key, str) or not (self.key == "" or self.key.isidentifier()):
+            raise ConfigError(
+                "metering.endpoints: key: write the name of a variable, such as OPENAI_API_KEY, not the key itself"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

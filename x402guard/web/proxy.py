@@ -6,7 +6,6 @@ it speaks HTTP to this machine, and the proxy speaks to the seller.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import secrets
@@ -26,7 +25,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from x402guard.errors import ConfigError, SettlementUncertain, X402GuardError
 from x402guard.flow.address import door_of
+from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.refusals import refused as counted
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
 from x402guard.http.logical import LOGICAL, LogicalRequest, may_be_billed
@@ -34,11 +35,12 @@ from x402guard.http.request import address_of
 from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
+from x402guard.ledger.authorize import Refusal
 from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
 from x402guard.web.connection import LOST
 from x402guard.web.hops import PREFIX, Hop, Hops, place_of
-from x402guard.web.upstream import CREDENTIALS, Target, Upstream, climbs, leads_back, target
+from x402guard.web.upstream import CREDENTIALS, Keys, Target, Upstream, climbs, leads_back, plain_text, target, token_in
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 SESSION: Final = "x402guard-session"
@@ -62,6 +64,9 @@ _HOP: Final = frozenset(
 )  # fmt: skip
 _MEANT_FOR_ONE: Final = frozenset({*CREDENTIALS, "cookie", *PAYMENT_HEADERS})
 """What a client sends to one host alone, and here to the one that a redirect has led to as well."""
+
+_OF_AN_ORIGIN: Final = frozenset({"alt-svc", "link", "refresh", "set-cookie"})
+"""What an answer says of its whole origin, or of the next request: all sellers have one origin here."""
 
 _OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
 
@@ -88,6 +93,7 @@ class _Accepted(Struct, frozen=True):
     extensions: dict[str, Any]
     upstream: Upstream | None
     hop: Hop | None
+    beyond_key: str
 
     def request(self, body: bytes) -> httpx.Request:
         """Return the request that is sent, at once: the call of its hop may end while its body is on the way."""
@@ -109,7 +115,7 @@ class Proxy:
     Args:
         sessions: token → the session that pays for its callers.
         upstreams: name → the API of an LLM provider.
-        keys: the environment, with the keys of those APIs.
+        keys: the keys of those APIs, and where they go along.
         access: the names under which this machine alone reaches it.
         own: the host and port that it listens at.
     """
@@ -119,12 +125,13 @@ class Proxy:
         sessions: Mapping[str, FindsPayer],
         *,
         upstreams: Mapping[str, Upstream],
-        keys: Mapping[str, str],
+        keys: Keys,
         access: Access,
         own: tuple[str, int],
     ) -> None:
         self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=httpx.create_ssl_context(), trust_env=False)
         self._tokens = tuple(sessions)
+        self._sessions = {_digest(token): session for token, session in sessions.items()}
         self._transports = {
             _digest(token): AsyncGuardedTransport(session, self._inner, on_refusal="raise")
             for token, session in sessions.items()
@@ -146,6 +153,9 @@ class Proxy:
 
         try:
             accepted = self._accepted(request)
+            if accepted.beyond_key:
+                await (await self._beyond_key(accepted, request.headers))(scope, receive, sending)
+                return
             outgoing = accepted.request(await _body(request))
             await self._carry(accepted, outgoing, (scope, receive, sending))
         except _Refused as refused:
@@ -216,9 +226,25 @@ class Proxy:
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
         hop = None if hop is None else hop.asked_at(str(url), door_of(address_of(url).origin))
         without = _MEANT_FOR_ONE if hop is not None and hop.crosses else frozenset()
-        lines = self._lines(headers.raw, found, str(url), without=without)
+        lines, adds_key = self._lines(headers.raw, found, str(url), without=without)
+        method, base = request.method.upper(), "" if found.upstream is None else found.upstream.base
+        beyond = "" if not adds_key or self._keys.go_along(method, url, found.name, base) else f"{method} {path}"
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
-        return _Accepted(transport, request.method, url, lines, extensions, found.upstream, hop)
+        return _Accepted(transport, request.method, url, lines, extensions, found.upstream, hop, beyond)
+
+    async def _beyond_key(self, accepted: _Accepted, headers: Mapping[str, str]) -> Response:
+        """Return the refusal of a call that the owner's key does not go along with, and count it in the session."""
+        payer = self._payer(headers).innermost()
+        reason = f"{accepted.beyond_key[:200]} is no priced call, so the key of its owner does not go along"
+        advice = "Its owner can list it in proxy.paths; or send a key of your own beside the token of the session."
+        refusal = Refusal("proxy_paths", reason, advice=advice)
+        error = await run_async(counted(payer.context, refusal), payer.shell)
+        return _problem(error, closes=True)
+
+    def _payer(self, headers: Mapping[str, str]) -> FindsPayer:
+        named = [_digest(headers.get(SESSION, ""))]
+        named += [_digest(token_in(headers.get(name, ""))) for name in CREDENTIALS]
+        return next(self._sessions[each] for each in named if each in self._sessions)
 
     def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
         """Return what pays for a caller. Raises ``_Refused``."""
@@ -229,7 +255,7 @@ class Proxy:
                 raise _Refused(401, f"{SESSION}: it is the token of no session here; x402guard proxy prints them")
             return transport
         for name in CREDENTIALS:
-            transport = self._transports.get(_digest(_token(headers.get(name, ""))))
+            transport = self._transports.get(_digest(token_in(headers.get(name, ""))))
             if transport is not None:
                 return transport
         raise _Refused(
@@ -239,8 +265,8 @@ class Proxy:
 
     def _lines(
         self, raw: Iterable[tuple[bytes, bytes]], found: Target, url: str, *, without: frozenset[str]
-    ) -> list[tuple[bytes, bytes]]:
-        """Return the header lines to send: without a token, with the key of the API if its owner pays for it.
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return the header lines to send: without a token, with the key of the API if its owner pays for it, and if so.
 
         Raises ``_Refused`` where a token would go along, and for a key that is not there.
         """
@@ -248,17 +274,17 @@ class Proxy:
             (name, value)
             for name, value in _kept(raw, without=_OURS | without)
             if name.decode("latin-1") not in CREDENTIALS
-            or _digest(_token(value.decode("latin-1"))) not in self._transports
+            or _digest(token_in(value.decode("latin-1"))) not in self._transports
         ]
-        for name, text in (("the URL", unquote(url)), *((n.decode("latin-1"), _plain(v)) for n, v in lines)):
+        for name, text in (("the URL", unquote(url)), *((n.decode("latin-1"), plain_text(v)) for n, v in lines)):
             if any(token in text for token in self._tokens):
                 raise _Refused(
                     400, f"{name}: a token of a session stands there, and would be sent on; it belongs into {SESSION}"
                 )
         upstream = found.upstream
         if upstream is None or not upstream.key or any(name.decode("latin-1") in CREDENTIALS for name, _ in lines):
-            return lines
-        key = self._keys.get(upstream.key, "").strip()
+            return lines, False
+        key = self._keys.values.get(upstream.key, "").strip()
         if not key:
             raise _Refused(
                 401,
@@ -266,7 +292,7 @@ class Proxy:
                 f"beside the header {SESSION}",
             )
         value = f"Bearer {key}" if upstream.header == "authorization" else key
-        return [*lines, (upstream.header.encode(), value.encode("utf-8"))]
+        return [*lines, (upstream.header.encode(), value.encode("utf-8"))], True
 
     async def _answer(self, transport: AsyncGuardedTransport, request: httpx.Request) -> httpx.Response | Response:
         """Return the answer of a seller, or one that says why there is none."""
@@ -286,7 +312,7 @@ class Proxy:
         # Of a metered stream the guard may keep a piece that it has asked for itself: its length is not that of the provider.
         streams = response.headers.get("content-type", "").startswith("text/event-stream")
         is_framed_anew = streams or "transfer-encoding" in response.headers
-        left_out = {"set-cookie", "location", RECEIPT, ANSWERED, *(["content-length"] if is_framed_anew else [])}
+        left_out = {*_OF_AN_ORIGIN, "location", RECEIPT, ANSWERED, *(["content-length"] if is_framed_anew else [])}
         lines = _kept(response.headers.raw, without=frozenset(left_out))
         where, leads = response.headers.get("location"), False
         if where is not None:
@@ -343,24 +369,6 @@ def new_token() -> str:
 def _digest(token: str) -> bytes:
     """Return what a token is found by: comparing digests tells nothing about the token by its time."""
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
-
-
-def _token(value: str) -> str:
-    """Return a credential without its scheme; "" for none."""
-    scheme, _, rest = value.strip().partition(" ")
-    return rest.strip() if rest and scheme.lower() == "bearer" else value.strip()
-
-
-def _plain(value: bytes) -> str:
-    """Return the text of a header with what is packed into Basic credentials."""
-    text = value.decode("latin-1")
-    scheme, _, rest = text.strip().partition(" ")
-    if scheme.lower() != "basic":
-        return text
-    try:
-        return f"{text} {base64.b64decode(rest, validate=True).decode('latin-1')}"
-    except ValueError:
-        return text
 
 
 def _kept(raw: Iterable[tuple[bytes, bytes]], *, without: frozenset[str]) -> list[tuple[bytes, bytes]]:
@@ -446,9 +454,10 @@ async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], se
 _TOO_LARGE: Final = f"the body has more than {_MOST_BYTES} bytes"
 
 
-def _problem(error: X402GuardError) -> Response:
-    """Return an error of the guard as problem+json."""
-    return Response(json.dumps(problem(error)), status_of(error), headers={**problem_headers(error), ANSWERED: "true"})
+def _problem(error: X402GuardError, *, closes: bool = False) -> Response:
+    """Return an error of the guard as problem+json; it *closes* the connection if the request was not read."""
+    headers = {**problem_headers(error), ANSWERED: "true", **({"connection": "close"} if closes else {})}
+    return Response(json.dumps(problem(error)), status_of(error), headers=headers)
 
 
 def _ended(request: httpx.Request | None) -> Response:

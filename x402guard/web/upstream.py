@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Final
 from urllib.parse import unquote
 
+import httpx
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
+from x402guard.http.request import address_of
+from x402guard.llm.routes import MeteredHost, find_endpoint, find_route
 from x402guard.llm.settings import Endpoint
 
 CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
@@ -63,9 +68,43 @@ def upstreams(endpoints: Mapping[str, str | Endpoint]) -> dict[str, Upstream]:
             )
         named[provider] = base
         known = PROVIDERS.get(provider)
-        key = "" if known is None else known.key
+        key = (
+            given.key if isinstance(given, Endpoint) else ""
+        )  # the owner's account is not for whoever is called openai
         found[provider] = Upstream(base.rstrip("/"), key, "authorization" if known is None else known.header)
     return found
+
+
+class Keys(Struct, frozen=True):
+    """Where the keys of the owner's accounts go along.
+
+    Attributes:
+        values: the environment.
+        metered: the owner's endpoints, which are metered beside the public ones.
+        listed: what else they may be used for: ``METHOD /NAME/path``, with ``*`` for anything (``proxy.paths``).
+    """
+
+    values: Mapping[str, str]
+    metered: tuple[MeteredHost, ...] = ()
+    listed: Collection[str] = ()
+
+    def go_along(self, method: str, url: httpx.URL, name: str, base: str) -> bool:
+        """True for a call of the provider *name* that is priced, for ``GET …/models``, and for what is listed.
+
+        A key is its owner's account: what reads stored chats, deletes models or makes keys is no call of an agent. DELETE
+        is none in any case.
+        """
+        path = url.raw_path.partition(b"?")[0].decode("ascii", "replace")
+        endpoint = find_endpoint(address_of(url).host, path, self.metered)
+        if method == "POST" and endpoint is not None and find_route(endpoint, path) is not None:
+            return True
+        below = path.removeprefix(httpx.URL(base).path.rstrip("/"))
+        if method == "GET" and _MODELS.fullmatch(below):
+            return True
+        return method != "DELETE" and any(fnmatchcase(f"{method} /{name}{below}", each) for each in self.listed)
+
+
+_MODELS: Final = re.compile(r"(/v[0-9]+[a-z]*)?/models")
 
 
 class Target(Struct, frozen=True):
@@ -74,10 +113,12 @@ class Target(Struct, frozen=True):
     Attributes:
         url: the whole URL, as it was written.
         upstream: the provider that it was named by, or None for a URL.
+        name: the name of that provider.
     """
 
     url: str
     upstream: Upstream | None = None
+    name: str = ""
 
 
 def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str:
@@ -94,7 +135,7 @@ def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str
     if upstream is not None and any(_leads_out(part) for part in below.split("/")):
         return f"{below[:60]!r} leads out of /{name}: its key is for what is below {upstream.base}"
     if upstream is not None:
-        return Target(f"{upstream.base}{slash}{below}{after}", upstream)
+        return Target(f"{upstream.base}{slash}{below}{after}", upstream, name)
     if not name:
         return _NOWHERE
     return f"{name[:60]!r} is neither a URL nor a provider; write /https://host/path, or one of /{', /'.join(known)}"
@@ -136,3 +177,21 @@ def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:
     name = host.strip("[]").rstrip(".").lower().removeprefix("::ffff:")
     here = {own_host, "0.0.0.0", "::", socket.gethostname().lower()}  # noqa: S104 - compared, not listened at
     return name in here or is_loopback(name)
+
+
+def token_in(value: str) -> str:
+    """Return a credential without its scheme; "" for none."""
+    scheme, _, rest = value.strip().partition(" ")
+    return rest.strip() if rest and scheme.lower() == "bearer" else value.strip()
+
+
+def plain_text(value: bytes) -> str:
+    """Return the text of a header with what is packed into Basic credentials."""
+    text = value.decode("latin-1")
+    scheme, _, rest = text.strip().partition(" ")
+    if scheme.lower() != "basic":
+        return text
+    try:
+        return f"{text} {base64.b64decode(rest, validate=True).decode('latin-1')}"
+    except ValueError:
+        return text
