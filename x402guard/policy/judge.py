@@ -7,10 +7,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from x402guard.kernel.rows import NOTHING, Nanos
+from x402guard.frozen import replace
+from x402guard.kernel.rows import NOTHING, HoldKind, Nanos
 from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.approvals import judge_sum
 from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import judge_rules
@@ -22,9 +24,20 @@ from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict, strictest, w
 def judge(policy: Policy, subject: Subject) -> Verdict:
     """Return the strictest verdict of all rules. Pure, except for the owner's ``classify``."""
     verdict = judge_rules(policy.rules or (), subject)
-    for other in (judge_risk(policy.risk, subject), judge_sum(policy.approvals, subject)):
+    for other in (judge_risk(policy.risk, subject), judge_sum(policy.approvals, subject), _priced_now(policy, subject)):
         verdict = strictest(verdict, other)
     return verdict
+
+
+def _priced_now(policy: Policy, subject: Subject) -> Verdict:
+    """Return the verdict on the price of a tool that was judged without one: a yes to a free call covers $0."""
+    if not subject.tool or not subject.amount:
+        return NO_VERDICT
+    risk = judge_risk(policy.risk, replace(subject, kind=HoldKind.TOOL, names=(subject.tool,)))
+    if risk.action != "ask":
+        return NO_VERDICT
+    reason = f"{risk.reason}; it was asked about for $0.00, and costs ${format_dollars(subject.amount)} now"
+    return replace(risk, reason=reason)
 
 
 Consented = AbstractSet[tuple[Any, ...]]

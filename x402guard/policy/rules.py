@@ -106,6 +106,11 @@ class Rule:
             and (self.payees is None or self._names_the_payee_of(subject))
         )
 
+    @property
+    def asks_without_a_price(self) -> bool:
+        """True if it has asked about a tool before its price was known."""
+        return str(HoldKind.TOOL) in self.kinds and self.more_than is None and self.payees is None
+
     def _names_the_payee_of(self, subject: Subject) -> bool:
         """True for a payee on the rule's list; an unknown one may be on each list that restrains."""
         if subject.payee == UNKNOWN_PAYEE:
@@ -118,6 +123,8 @@ class Rule:
             return False
         if str(HoldKind.TOOL) not in self.kinds:
             return str(HoldKind.PAYMENT) in self.kinds
+        if self.action == "ask":
+            return True  # a yes to a free call covers $0
         if self.narrow is not None:
             return self.narrow.most is not None  # its arguments are sent already
         return self.more_than is not None or self.payees is not None
@@ -164,6 +171,8 @@ def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
     for rule in rules:
         if rule.holds_for(subject):
             reason = f"rule {rule.name!r} {_SAYS[rule.action]} {subject.shown}{_over(rule)}"
+            if subject.tool and rule.action == "ask" and rule.asks_without_a_price:
+                reason += f"; it was asked about for $0.00, and costs ${format_dollars(subject.amount)} now"
             approvers = rule.approvers if rule.action == "ask" else 0
             by = rule.name if rule.narrow is not None else ""
             verdict = strictest(verdict, Verdict(rule.action, rule.name, reason, approvers, rule.narrow, by))
