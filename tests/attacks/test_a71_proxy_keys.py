@@ -2,14 +2,15 @@
 
 import json
 
+import httpx
 import pytest
 
 from tests.integration.test_proxy_refusals import OWNED
 from tests.support import proxy as support
-from tests.support.merchant import KEY
+from tests.support.merchant import KEY, client, make_guard
 from tests.support.proxy import Proxied, asked
 from tests.support.slow_server import HEAD
-from x402guard import ConfigError, Metering, Owner
+from x402guard import ConfigError, Metering, Owner, Unpriced
 from x402guard.llm import Endpoint
 
 pytestmark = pytest.mark.chain
@@ -89,3 +90,20 @@ def test_a71_a_list_that_names_no_path_is_an_error(tmp_path, monkeypatch, paths)
     monkeypatch.setenv("X402GUARD_PROXY__PATHS", paths)
     with pytest.raises(ConfigError, match=r"proxy\.paths"):
         load_settings()
+
+
+@pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "x-http-method", "X-Method-Override"])
+def test_a71_a_header_that_names_another_method_is_refused_on_a_metered_host(name):
+    """``GET /v1/models`` with it is ``DELETE /v1/models`` to some servers."""
+    seen = []
+
+    def provider(request):
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session, client(session, provider) as http:
+        with pytest.raises(Unpriced, match="a header that names another method"):
+            http.get("https://api.openai.com/v1/models", headers={name: "DELETE"})
+        assert seen == []
+        assert http.get("https://courts.example/x", headers={name: "DELETE"}).status_code == 200
+        assert http.get("https://api.openai.com/v1/models").status_code == 200

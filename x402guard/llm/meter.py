@@ -53,14 +53,21 @@ class FixedPrice(Struct, frozen=True):
 
 
 def classify(
-    meter: Meter, method: str, host: str, url: str, *, upgrades: bool = False, masked: bool = False
+    meter: Meter,
+    method: str,
+    host: str,
+    url: str,
+    *,
+    upgrades: bool = False,
+    masked: bool = False,
+    overrides: bool = False,
 ) -> Route | FixedPrice | Unmetered | Refusal | None:
     """Return how to handle a request; None if it is not metered or free.
 
     *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot
     be priced is refused: images, audio, batches and agents cost money too, and so does what runs over a connection that
     the request *upgrades*. One that asks Google for some fields of its answer alone, in its query or *masked* by a
-    header, is refused as well: the counts may not be among them.
+    header, is refused as well: the counts may not be among them; and so is one with a header that *overrides* its method.
     """
     settings, host, (path, *others) = meter.settings, plain_host(host), readings(split_path(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
@@ -71,6 +78,11 @@ def classify(
     if upgrades and endpoint is not None and not _is_free(settings, route_name, odd):
         reason = f"{method} {route_name} upgrades the connection, and what runs over it cannot be metered"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Call the model by plain requests.")
+    if overrides and endpoint is not None:
+        reason = f"{method} {route_name} has a header that names another method, so it is unknown which call it is"
+        return Refusal(
+            UNPRICED, reason, error=Unpriced, advice="Send the method itself, without X-HTTP-Method-Override."
+        )
     if method in _COSTS_NOTHING or _is_free(settings, route_name, odd):
         return None
     if endpoint is None:
