@@ -1,5 +1,6 @@
 """A settings file that merely lies in the working directory decides nothing, until its owner has trusted it as it is."""
 
+import hashlib
 import os
 
 import pytest
@@ -8,7 +9,7 @@ from tests.support.command_line import as_process, typed
 from tests.support.settings import owners_file
 from x402guard import ConfigError, Guard
 from x402guard.guard.settings import load_settings
-from x402guard.guard.settings_file import _say_untrusted, trust
+from x402guard.guard.settings_file import _say_untrusted, forget, read_settings_file, trust
 from x402guard.stores.outbox import state_folder
 
 HOSTILE = 'mode = "shadow"\nunsafe_no_chain = true\nbudget = "900.00"\n[policy]\nhosts = ["evil.example"]\n'
@@ -62,7 +63,7 @@ def test_a62_it_is_read_as_it_was_trusted_and_a_change_is_asked_about(here):
     path.write_text('budget = "9.01"')
     with pytest.raises(ConfigError, match=r"it is not the file that was trusted here.*x402guard config trust"):
         load_settings()
-    trust(path)
+    trust(read_settings_file(path))
     assert load_settings().budget == "9.01"
     assert load_settings(path).budget == "9.01"
 
@@ -77,7 +78,7 @@ def test_a62_a_copy_in_another_folder_is_another_file(here, monkeypatch):
 
 def test_a62_a_list_of_trusted_files_that_others_can_write_trusts_none(here):
     owners_file(here, 'budget = "9.00"')
-    kept = state_folder() / "trusted"
+    kept = state_folder() / "trusted.json"
     kept.chmod(0o666)
     assert load_settings().budget is None
     kept.chmod(0o600)
@@ -89,7 +90,46 @@ def test_a62_without_a_home_nothing_is_trusted(here, monkeypatch):
     monkeypatch.setattr("x402guard.guard.settings_file.state_folder", lambda: None)
     assert load_settings().budget is None
     with pytest.raises(ConfigError, match="no home folder"):
-        trust(path)
+        trust(read_settings_file(path))
+
+
+def test_a62_a_link_is_trusted_where_it_lies_and_not_for_what_it_leads_to(here, monkeypatch):
+    for name, text in (("lab", HOSTILE), ("prod", 'budget = "9.00"'), ("repo", "")):
+        (here / name).mkdir()
+        if text:
+            owners_file(here / name, text)
+    (here / "repo" / "x402guard.toml").symlink_to(here / "lab" / "x402guard.toml")
+    monkeypatch.chdir(here / "repo")
+    assert load_settings().mode == "enforce"
+    monkeypatch.chdir(here / "prod")
+    (here / "prod" / "x402guard.toml").unlink()
+    (here / "prod" / "x402guard.toml").symlink_to(here / "lab" / "x402guard.toml")
+    with pytest.raises(ConfigError, match="it is not the file that was trusted here"):
+        load_settings()
+
+
+def test_a62_a_trusted_file_that_is_gone_is_an_error_until_it_is_forgotten(here):
+    path = owners_file(here, 'budget = "9.00"')
+    path.unlink()
+    with pytest.raises(ConfigError, match="or is gone"):
+        load_settings()
+    assert typed("config", "trust", "--forget", cwd=here).returncode == 0
+    assert load_settings().budget is None
+    owners_file(here, 'budget = "9.00"')
+    forget(path)
+    assert load_settings().budget is None
+
+
+def test_a62_the_name_of_a_folder_trusts_no_second_one(here, monkeypatch):
+    evil = here / "evil"
+    evil.mkdir()
+    (evil / "x402guard.toml").write_text(HOSTILE)
+    digest = hashlib.sha256(HOSTILE.encode()).hexdigest()
+    odd = here / f"docs\n{digest}  {str(evil).replace('/', '')}"
+    odd.mkdir()
+    owners_file(odd, 'budget = "9.00"')
+    monkeypatch.chdir(evil)
+    assert load_settings().mode == "enforce"
 
 
 COMMANDS = [("report", "x"), ("doctor",), ("journal", "show", "x"), ("sessions",), ("config", "show"),
@@ -116,7 +156,12 @@ def test_a62_init_trusts_what_it_writes_and_trust_shows_what_it_lets_pass(tmp_pa
     assert "it is not the file that was trusted here" in done.stdout + done.stderr
     done = typed("config", "trust", cwd=tmp_path, trusts=False)
     assert done.returncode == 0
-    for said in ("4 settings", "loosens: mode = shadow", "loosens: unsafe_no_chain = True"):
+    for said in (
+        "4 settings",
+        "loosens: mode = shadow",
+        "loosens: unsafe_no_chain = True",
+        "  policy.hosts = ['evil.example']",
+    ):
         assert said in done.stdout
     done = typed("doctor", cwd=tmp_path, trusts=False)
     assert f"mode = shadow, by {tmp_path / 'x402guard.toml'}" in done.stdout

@@ -1,9 +1,14 @@
 """A63: only functions that ``reversible`` has named in the process are called to undo; no text of a ledger is imported."""
 
+import json
+import sqlite3
 import sys
+from contextlib import closing
+from contextvars import copy_context
 
 import pytest
 
+from tests.support import reversibles
 from tests.support.command_line import as_process, forked
 from tests.support.merchant import make_guard
 from tests.support.processes import run
@@ -42,7 +47,7 @@ def test_a63_a_rollback_imports_nothing_that_a_row_names(world, way):
     ledger, folder, ran = world
     with make_guard(ledger) as guard:  # the normal end above made it final: another one
         session = guard.session("other", budget="$1.00", id="run-2")
-        session.__enter__()
+        copy_context().run(session.__enter__)  # it stays open, and is in no other test's context
         write(guard, "run-2")
     for more in ((), ("--from", folder)):
         done = way("journal", "rollback", "run-2", "--yes", *more, "--ledger", ledger, cwd=folder)
@@ -94,3 +99,22 @@ def test_a63_a_process_undoes_at_its_end_only_what_it_began(world, monkeypatch):
     assert states(ledger, "victim") == ["done"]
     with Owner(ledger) as owner, pytest.raises(ConfigError, match="evilmod:go: no function that is imported here"):
         owner.roll_back("victim")
+
+
+def test_a63_a_row_of_its_own_that_was_changed_is_not_undone(tmp_path):
+    """The arguments and the undo are those that the process has written, not what its row says now."""
+    ledger, done = f"sqlite:///{tmp_path / 'spend.db'}", reversibles.DONE
+    done.clear()
+    with make_guard(ledger) as guard, pytest.raises(KeyError):
+        with guard.session("s", budget="$1.00", id="s"):
+            reversibles.put("a")
+            with closing(sqlite3.connect(tmp_path / "spend.db")) as file, file:
+                [(key, value)] = file.execute("SELECT key, value FROM marks WHERE kind = 'action'").fetchall()
+                row = {**json.loads(value), "arguments": {"key": "mallory", "value": 1}}
+                file.execute("UPDATE marks SET value = ? WHERE kind = 'action' AND key = ?", (json.dumps(row), key))
+            raise KeyError
+    assert done == [("put", "a")]
+    with Owner(ledger) as owner:
+        assert [(row.state, row.error) for row in owner.actions("s")] == [
+            ("failed", "its row is not what this process has written")
+        ]

@@ -63,6 +63,17 @@ def test_a64_a_file_that_acts_by_itself_is_refused_and_verify_says_so(path, name
     assert says in done.stdout + done.stderr
 
 
+def test_a64_the_type_of_a_part_is_read_in_any_case_by_sqlite_alone(path):
+    sql = "CREATE TRIGGER evil AFTER INSERT ON marks BEGIN DELETE FROM marks WHERE kind = NEW.kind; END"
+    change(
+        path,
+        "PRAGMA writable_schema = ON; INSERT INTO sqlite_master (type, name, tbl_name, rootpage, sql) "
+        f"VALUES ('Trigger', 'evil', 'marks', 0, '{sql}')",
+    )
+    with pytest.raises(LedgerUnavailable, match="it has a Trigger 'evil'"):
+        make_guard(f"sqlite:///{path}")
+
+
 def test_a64_an_index_or_a_table_of_its_owner_stays(path):
     change(path, "CREATE INDEX mine ON entries (at_ms); CREATE TABLE notes (text TEXT)")
     with make_guard(f"sqlite:///{path}") as guard, guard.session("run", budget="$1.00") as session:

@@ -89,6 +89,8 @@ def test_a67_a_request_with_two_names_of_its_purchase_is_refused():
     with make_guard() as guard, guard.session("s", budget="$1.00") as session, client(session, shop) as http:
         with pytest.raises(ConfigError, match="Idempotency-Key: the request has two"):
             http.get(URL, headers=[("Idempotency-Key", "a"), ("idempotency-key", "b")])
+        with pytest.raises(ConfigError, match="Idempotency-Key: the request has two"):
+            http.get(URL, headers=[("Idempotency-Key", "a"), ("Idempotency_Key", "b")], extensions={"purchase": "x"})
         assert shop.payments == []
         assert http.get(URL, headers={"Idempotency-Key": "a"}).status_code == 200
 
@@ -96,6 +98,7 @@ def test_a67_a_request_with_two_names_of_its_purchase_is_refused():
 @pytest.mark.parametrize(
     ("name", "level"),
     [
+        ("files_rm", "HIGH"),
         ("users_delete", "HIGH"), ("usersDelete", "HIGH"), ("purge_db", "HIGH"), ("db_purge", "HIGH"), ("wire_transfer", "HIGH"),
         ("bank_wire", "HIGH"), ("exec_shell", "HIGH"), ("shell.exec", "HIGH"), ("run_sql", "HIGH"), ("rm", "HIGH"), ("rm_file", "HIGH"),
         ("table_drop", "CRITICAL"), ("invoice_pay", "HIGH"), ("search_deleted", "LOW"), ("get_transfer", "LOW"), ("list_wire", "LOW"),

@@ -32,7 +32,8 @@ from x402guard.x402.rails import CODES, MEMBERS, RECEIPT_HEADERS, REQUEST_HEADER
 
 def test_a70_the_table_has_every_name_of_the_packages():
     asked = {of_x402.PAYMENT_SIGNATURE_HEADER, of_x402.X_PAYMENT_HEADER, mpp.PAYMENT_AUTHORIZATION_HEADER}
-    assert {name.lower() for name in asked} == REQUEST_HEADERS
+    of_l402 = {"macaroon", "grpc-metadata-macaroon"}  # as its servers in Go read it
+    assert {name.lower() for name in asked} | of_l402 == REQUEST_HEADERS
     shown = {of_x402.PAYMENT_RESPONSE_HEADER, of_x402.X_PAYMENT_RESPONSE_HEADER, "Payment-Receipt"}
     assert {name.lower() for name in shown} == RECEIPT_HEADERS
     assert set(MEMBERS) == {of_x402_in_mcp.MCP_PAYMENT_META_KEY, of_mpp_in_mcp.META_CREDENTIAL}
@@ -82,6 +83,14 @@ CARRIED = {
     "a scheme among others": {"headers": {"authorization": f"Bearer x, {in_a_header(CREDENTIAL)}"}},
     "L402": {"headers": {"authorization": "L402 AGIAJE==:1234abcd"}},
     "LSAT": {"headers": {"authorization": "LSAT AGIAJE==:1234abcd"}},
+    "Macaroon": {"headers": {"macaroon": "0201"}},
+    "L402 behind another word": {"headers": {"authorization": "Bearer L402 bWFj:" + "a" * 64}},
+    "an escape in capitals": {
+        "content": json.dumps(in_a_member("org.paymentauth/credential", CREDENTIAL)).replace(
+            "paymentauth", "pay\\u006Dentauth"
+        ),
+        "headers": {"content-type": "application/json"},
+    },
     "JSON-RPC": {"json": in_a_member("org.paymentauth/credential", CREDENTIAL)},
     "an escape": {
         "content": json.dumps(in_a_member("org.paymentauth/credential", CREDENTIAL)).replace(
@@ -120,12 +129,32 @@ def test_a70_it_is_refused_under_install_too(name):
             x402guard.uninstall()
 
 
-@pytest.mark.parametrize("name", [name for name in CARRIED if name not in ("L402", "LSAT", "a scheme among others")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in CARRIED
+        if name not in ("L402", "LSAT", "Macaroon", "L402 behind another word", "a scheme among others")
+    ],
+)
 def test_a70_what_it_signs_is_booked_where_the_policy_says_so(name):
     with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$1.00") as session:
         with over(session, seller([])) as http:
             assert http.post(URL, **CARRIED[name]).status_code == 200
         assert f"{session.spent:.2f}" == "0.01"
+
+
+def test_a70_the_chain_that_a_challenge_names_is_not_signed():
+    """The same payload, said to be of a token with eighteen decimals, would count a billionth of a billionth."""
+    request = {
+        "amount": "900000000",
+        "currency": "0x118917a40FAF1CD7a13dB0Ef56C86De7973Ac503",
+        "methodDetails": {"chainId": 31611},
+    }
+    said = {"challenge": {**CHALLENGE, "request": request}, "payload": {**CREDENTIAL["payload"], "value": "900000000"}}
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$1.00") as session:
+        with over(session, seller([])) as http, pytest.raises(PolicyDenied, match=r"900\.00"):
+            http.get(URL, headers={"payment-authorization": in_a_header(said)})
 
 
 WORSE = {

@@ -311,3 +311,19 @@ def test_a_payment_that_ends_is_known_no_more_and_another_is():
     assert store.released.given == {}
     assert captured(GOOD, TEN).counts == store.hold(GOOD.id).counts
     assert GOOD.intent.payee == PAYEE
+
+
+@pytest.mark.parametrize("part", ["nodes", "holds", "marks", "entries", "steps", "owner"])
+def test_a_field_that_can_be_read_once_is_read_once(part):
+    """A room's iterator in place of a tuple: what is checked is what is written."""
+    store = a_store(GOOD)
+
+    def lazily(loaded):
+        view = LedgerView(loaded)
+        apply(view, GOOD.id, Capture(GOOD.amount, Evidence.CLAIMED))
+        made = view.change_set(durable=True)
+        return replace(made, **{part: iter(getattr(made, part))})
+
+    store.commit(Scope(nodes=(WALLET, "s"), holds=(GOOD.id,), durable=True), lazily)
+    assert store.hold(GOOD.id).state is HoldState.CAPTURED
+    assert store._rows.nodes["s"].captured == GOOD.amount

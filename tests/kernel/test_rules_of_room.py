@@ -257,6 +257,7 @@ PASSING = {
     "a capture of what was held": (lambda rows: rows.step("capture", captured(LLM, TEN)), ""),
     "something given back": (lambda rows: rows.step("capture", captured(LLM, 1), Billed("usage")), ""),
     "a remark": (lambda rows: rows.view.put_hold(replace(LLM, delivery=Delivery.LOST)), ""),
+    "what goes out again": (lambda rows: rows.view.put_hold(replace(LLM, presented=1, instance="x")), DURABLE),
     "a lower limit": (lambda rows: rows.put("s", limit=Nanos(4 * TEN)), DURABLE),
     "the same limit": (lambda rows: rows.put("s", starved=1), ""),
     "a first limit": (lambda rows: rows.put(WALLET, limit=Nanos(9 * TEN)), DURABLE),

@@ -11,7 +11,7 @@ from unittest import mock
 from tests.support import processes
 from tests.support.processes import Done
 from x402guard.cli import main
-from x402guard.guard.settings_file import CONFIG_FILE, trust
+from x402guard.guard.settings_file import CONFIG_FILE, read_settings_file, trust
 
 
 def typed(*arguments, cwd, answer="", trusts=True, **environment) -> Done:
@@ -57,7 +57,7 @@ def as_process(*arguments, cwd, answer="", trusts=True, **environment) -> Done:
 def _trust(cwd, *, trusts):
     file = Path(cwd) / CONFIG_FILE
     if trusts and file.is_file():
-        trust(file)
+        trust(read_settings_file(file))
 
 
 def _kept():

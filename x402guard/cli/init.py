@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, without_keys
+from x402guard.cli.arguments import AsJson, say, without_keys
 from x402guard.errors import ConfigError
 from x402guard.guard.defaults import each_default, on_by_default, settings_text
-from x402guard.guard.settings import Stated, load_settings, stated_settings
-from x402guard.guard.settings_file import CONFIG_FILE, trust
+from x402guard.guard.settings import Stated, check_settings, load_settings, stated_settings
+from x402guard.guard.settings_file import CONFIG_FILE, SettingsFile, forget, read_settings_file, trust
 from x402guard.views.words import json_text, printable
 
 
@@ -26,14 +26,14 @@ def init(
     try:
         with path.open("x", encoding="utf-8") as file:
             made = True
-            file.write(settings_text())
+            file.write(text := settings_text())
     except FileExistsError:
         raise ConfigError(f"init: {path} already exists, and is not overwritten; name another file") from None
     except OSError as error:
         if made:
             path.unlink(missing_ok=True)  # a part of it would be read as settings, and never be written over
         raise ConfigError(f"init: {path} cannot be written: {error.strerror}") from None
-    trust(path)
+    trust(SettingsFile(path, text.encode()))
     typer.echo(f"{path} is written; it changes nothing yet.\n\n{on_by_default()}")
     typer.echo("\nNext: x402guard keys new wallet.json   x402guard budget set wallet 20.00 --new   x402guard doctor")
     typer.echo(
@@ -46,24 +46,29 @@ config = typer.Typer(help="Trust a settings file, and show where each setting co
 
 @config.command("trust")
 def trust_file(
-    path: Annotated[Path, typer.Argument(help="The settings file.")] = Path(CONFIG_FILE), as_json: AsJson = False
+    path: Annotated[Path, typer.Argument(help="The settings file.")] = Path(CONFIG_FILE),
+    *,
+    drop: Annotated[bool, typer.Option("--forget", help="Trust what lies there no more, also if it is gone.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Trust the settings file of a folder as it is now: guards and commands that run there read it.
 
-    Shows what it lets pass. A change of the file is asked about again. Example: x402guard config trust
+    Shows all that it states. A change of the file is asked about again. Example: x402guard config trust
     """
-    load_settings(path)  # an error in it is told before it is trusted
-    rows = [row for row in stated_settings(path) if row.source == str(path.absolute())]
-    trust(path)
-    loosens = [row for row in rows if row.loosens]
+    if drop:
+        forget(path)
+        say(f"{path} is trusted no more", {"file": str(path.absolute()), "trusted": False}, as_json=as_json)
+        return
+    file = read_settings_file(path)
+    rows = check_settings(file)  # an error in it is told before it is trusted
+    trust(file)
     if as_json:
-        typer.echo(
-            json_text({"file": str(path.absolute()), "trusted": True, "loosens": [_row(row) for row in loosens]})
-        )
+        typer.echo(json_text({"file": str(path.absolute()), "trusted": True, "settings": [_row(row) for row in rows]}))
         return
     typer.echo(f"{printable(str(path.absolute()))} is trusted as it is now: {len(rows)} settings")
-    for row in loosens:
-        typer.echo(without_keys(printable(f"  loosens: {row.name} = {row.value}")))
+    for row in sorted(rows, key=lambda each: not each.loosens):
+        mark = "loosens: " if row.loosens else ""
+        typer.echo(without_keys(printable(f"  {mark}{row.name} = {row.value}")))
 
 
 @config.command("show")

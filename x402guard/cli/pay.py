@@ -109,10 +109,11 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
         if as_json:
             paid = receipt and _paid(receipt)
             typer.echo(json_text({"status": answer.status_code, "paid": paid, "body": _text(answer)}, None))
+        # A pipe gets the bytes; a terminal would do what they say.
+        elif sys.stdout.isatty():
+            typer.echo("\n".join(printable(line.expandtabs()) for line in _text(answer).splitlines()))
         else:
-            # A pipe gets the bytes; a terminal would do what they say.
-            whole = sys.stdout.isatty() and "\n".join(map(printable, _text(answer).splitlines()))
-            typer.echo(whole or answer.content, nl=bool(whole))
+            typer.echo(answer.content, nl=False)
     except OSError:
         typer.echo(f"\n{line}", err=True)
         if receipt is not None:

@@ -71,7 +71,7 @@ def proxy(
         app = Proxy(
             {tokens[name]: session for name, session in sessions.items()},
             upstreams=known,
-            keys=Keys(os.environ, metering.hosts, settings.proxy.paths),
+            keys=Keys(os.environ, metering, settings.proxy.paths),
             access=Access(names=local_names(host) if is_loopback(host) else (), viewer="", owner=""),
             own=own,
         )

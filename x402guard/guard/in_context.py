@@ -180,15 +180,15 @@ class _Reversible(Struct, frozen=True):
         first = next(iter(bound.arguments), "")
         named = {name: value for name, value in bound.arguments.items() if name != first or name not in _RECEIVERS}
         session_id = session.context.session_id
-        action_id = f"{run_of(session_id)}/{here().random_bytes(6).hex()}"
-        note_begun(action_id)
-        return Action(
-            id=action_id,
+        action = Action(
+            id=f"{run_of(session_id)}/{here().random_bytes(6).hex()}",
             session=session_id,
             name=getattr(self.function, "__qualname__", type(self.function).__name__),
             undo=self.undo,
             arguments=_arguments(named),
         )
+        note_begun(action)
+        return action
 
     def _stage(self, session: Session, action: Action, call: Callable[[], Any]) -> None:
         def perform() -> None:
@@ -212,6 +212,7 @@ def _perform(session: Session, action: Action, call: Callable[[], Any]) -> Any:
 
 
 def _finish(session: Session, action: Action, plain: Any) -> None:
+    note_begun(action, plain)
     done, late = run(finish(action, plain), session.shell)
     if late:
         was = "was" if _undo_now(session, done).state is ActionState.UNDONE else "cannot be"

@@ -253,14 +253,7 @@ def settings_sources(path: Path | None = None) -> str:
 
 
 class Stated(Struct, frozen=True):
-    """One setting that is not left at its default.
-
-    Attributes:
-        name: as in the file, such as ``policy.hosts``.
-        value: as it was written; "set" for what may hold a key.
-        source: the variable of the environment, or the file.
-        loosens: it may let more pass, or send it elsewhere.
-    """
+    """One setting as it was written ("set" for what may hold a key), its variable or file, and whether it lets more pass."""
 
     name: str
     value: str
@@ -268,12 +261,18 @@ class Stated(Struct, frozen=True):
     loosens: bool
 
 
-def stated_settings(path: Path | None = None) -> list[Stated]:
-    """Return each setting that the environment or the file states, by name. Raises as ``load_settings``.
+def check_settings(file: SettingsFile) -> list[Stated]:
+    """Return what a file states, as it was read. Raises ``ConfigError`` for an error in it."""
+    _read(file)
+    return [row for row in _stated(file) if row.source == str(file.path.absolute())]
 
-    Of one that both state the environment's counts; but the tables of both are joined, other than ``[policy]``.
-    """
-    file = find_settings(path)
+
+def stated_settings(path: Path | None = None) -> list[Stated]:
+    """Return each setting that the environment or the file states, by name. Raises as ``load_settings``."""
+    return _stated(find_settings(path))
+
+
+def _stated(file: SettingsFile | None) -> list[Stated]:
     given: list[tuple[str, Any, str]] = []
     for variable, value in os.environ.items():
         if variable.upper().startswith(ENV_PREFIX) and variable not in _NO_SETTINGS:

@@ -1,18 +1,20 @@
 """Says which settings file is the owner's: one that is named, or one in the working directory that its user has trusted.
 
 A file that merely lies there was written by whoever has made the folder: a repository, an archive, an agent. Nothing of it
-is read, but the hash of its bytes. What was trusted is kept outside of the folder, for each user, by path and hash. A file
-that was trusted and has changed is an error: without its rules, a guard would let more pass.
+is read, but the hash of its bytes. What was trusted is kept outside of the folder, for each user, by place and hash. A file
+that was trusted and has changed, or is gone, is an error: without its rules, a guard would let more pass.
 """
 
 from __future__ import annotations
 
 import grp
 import hashlib
+import json
 import logging
 import os
 import pwd
 import stat
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -49,18 +51,17 @@ def find_settings(path: Path | None = None) -> SettingsFile | None:
     if path is not None:
         return _named(path)
     here = Path(CONFIG_FILE)
-    if not (here.exists() or here.is_symlink()):
-        return None
-    found, was_trusted = _lying_here(here), _trusted_hash(here)
+    found, was_trusted = _lying_here(here), _trusted(_kept()).get(_place(here))
     if found is not None and was_trusted == _hash(found):
         _refuse_unless_private(here)
         return found
     if was_trusted is not None:
         raise ConfigError(
-            f"{CONFIG_FILE}: it is not the file that was trusted here; look at it, and run `x402guard config trust`, or "
-            f"set {CONFIG}=none"
+            f"{CONFIG_FILE}: it is not the file that was trusted here, or is gone; look at it, and run `x402guard config "
+            f"trust` (or `config trust --forget`), or set {CONFIG}=none"
         )
-    _say_untrusted(str(here.absolute()), "" if found is None else _hash(found))
+    if found is not None or here.exists() or here.is_symlink():
+        _say_untrusted(str(here.absolute()), "" if found is None else _hash(found))
     return None
 
 
@@ -115,45 +116,58 @@ def _is_own_group(state: os.stat_result) -> bool:
     return group.gr_name == name and not set(group.gr_mem) - {name}
 
 
-def trust(path: Path) -> None:
-    """Trust a settings file of the working directory as it is now, for this user. Raises ``ConfigError``."""
-    file = _named(path)
+def read_settings_file(path: Path) -> SettingsFile:
+    """Return the file at *path*, read once. Raises ``ConfigError``."""
+    return _named(path)
+
+
+def trust(file: SettingsFile) -> None:
+    """Trust a settings file as it was read, where it lies, for this user. Raises ``ConfigError``."""
+    _keep(lambda known: known | {_place(file.path): _hash(file)})
+
+
+def forget(path: Path) -> None:
+    """Trust what lies at *path* no more. Raises ``ConfigError``."""
+    _keep(lambda known: {place: digest for place, digest in known.items() if place != _place(path)})
+
+
+def _keep(change: Callable[[dict[str, str]], dict[str, str]]) -> None:
     kept = _kept()
     if kept is None:
         raise ConfigError(f"config: this user has no home folder to keep what is trusted; name the file with {CONFIG}")
-    others = {line for line in _trusted_lines(kept) if line.partition("  ")[2] != str(path.resolve())}
     try:
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         written = kept.with_name(f"{kept.name}.{os.getpid()}")
         written.touch(mode=0o600)
-        written.write_text("\n".join(sorted({*others, f"{_hash(file)}  {path.resolve()}"})) + "\n", encoding="utf-8")
+        written.write_text(json.dumps(change(_trusted(kept)), indent=1), encoding="ascii")
         written.replace(kept)
-    except (OSError, UnicodeEncodeError) as error:
+    except OSError as error:
         raise ConfigError(f"config: {kept} cannot be written: {error}") from None
-
-
-def _trusted_hash(path: Path) -> str | None:
-    """Return the hash by which the file at *path* was trusted, or None if it never was."""
-    kept = _kept()
-    lines = [] if kept is None else _trusted_lines(kept)
-    return {where: digest for digest, _, where in (line.partition("  ") for line in lines)}.get(str(path.resolve()))
 
 
 def _kept() -> Path | None:
     folder = state_folder()
-    return None if folder is None else folder / "trusted"
+    return None if folder is None else folder / "trusted.json"
 
 
-def _trusted_lines(kept: Path) -> list[str]:
-    """Return what is trusted: a hash, two blanks and a path a line. Nothing, if others can write the list."""
+def _place(path: Path) -> str:
+    """Return where a file lies: the place of a link, not of what it leads to."""
+    return os.fspath(path.absolute().parent.resolve() / path.name)
+
+
+def _trusted(kept: Path | None) -> dict[str, str]:
+    """Return what is trusted: place → hash. Nothing, if others can write the list."""
     try:
-        state = kept.stat()
+        state = None if kept is None else kept.stat()
+        if kept is None or state is None:
+            return {}
         if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             _LOG.warning("%s can be written by other users, so no settings file is trusted; run: chmod 600", kept)
-            return []
-        return kept.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
+            return {}
+        found: dict[str, str] = json.loads(kept.read_bytes())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _hash(file: SettingsFile) -> str:

@@ -250,7 +250,7 @@ class Guarded:
             facts.url,
             upgrades=incoming.header("upgrade") is not None,
             masked=incoming.header("x-goog-fieldmask") is not None,
-            overrides=any(incoming.header(name) is not None for name in _OVERRIDES),
+            overrides=any(name.replace("_", "-") in _OVERRIDES for name, _ in incoming.lines),
         )
         if route is None:
             return paid_request(facts, context)
@@ -424,7 +424,7 @@ _TUNNEL: Final = Refusal(
     "a CONNECT opens a tunnel, through which requests pass the guard",
     advice="Name a proxy by the client's proxy argument, and send the request itself.",
 )
-_OVERRIDES: Final = ("x-http-method-override", "x-http-method", "x-method-override")
+_OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 _HOST: Final = "the URL's host has other characters than letters, digits, '-', '_' and '.', and is no IP address"
 
 

@@ -185,9 +185,9 @@ def describe_request(
         raise ConfigError(f"extensions['purchase']: {purchase!r:.60} is no name; write text such as 'order 7'")
     if not isinstance(again, bool):
         raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
+    if sum(name.replace("_", "-") == "idempotency-key" for name, _ in incoming.lines) > 1:
+        raise ConfigError("Idempotency-Key: the request has two; each names another purchase. Send one")
     if purchase is None:
-        if len(request.headers.get_list("idempotency-key")) > 1:
-            raise ConfigError("Idempotency-Key: the request has two; each names another purchase. Send one")
         purchase = (incoming.header("idempotency-key") or "").strip() or None  # a blank one names nothing
     quoted = extensions.get("max_price")
     named = incoming.header("host") or ""

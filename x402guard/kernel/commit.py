@@ -420,8 +420,9 @@ def durable(changes: Changes) -> None:
         return
     for move in changes.moves:
         was = 0 if move.before is None else move.before.counts
-        if move.after.kind is not HoldKind.TOKENS and move.after.counts > was:
-            refuse("durable", move.place, "it would count more, in a change that a power cut may lose")
+        again = move.before is not None and move.after.presented > move.before.presented
+        if again or (move.after.kind is not HoldKind.TOKENS and move.after.counts > was):
+            refuse("durable", move.place, "it would count more, or go out again, in a change that a power cut may lose")
     for node_id, (before, after) in changes.nodes.items():
         if after.kind is NodeKind.TOKENS:
             continue

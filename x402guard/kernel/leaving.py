@@ -79,12 +79,12 @@ def is_final(hold: Hold) -> bool:
     return hold.evidence is Evidence.CHAIN and (is_over or not hold.captured)
 
 
-def check_moved(left: Iterable[Node | Hold], arrived: Iterable[Node | Hold]) -> None:
-    """Check that all rows arrive in another ledger, in one order. What is *live* a file and a server count differently."""
+def check_moved(left: Iterable[Any], arrived: Iterable[Any]) -> None:
+    """Check that nodes, holds and money marks arrive, in one order. What is *live* a file and a server count differently."""
     for row, other in zip_longest(map(_compared, left), map(_compared, arrived)):
         if row != other:
-            refuse("books", f"row {getattr(row or other, 'id', None)}", "it would not arrive as it left")
+            refuse("books", f"row {getattr(row or other, 'id', row or other)}", "it would not arrive as it left")
 
 
-def _compared(row: Node | Hold) -> Node | Hold:
+def _compared(row: Any) -> Any:
     return replace(row, live=0) if isinstance(row, Node) else row

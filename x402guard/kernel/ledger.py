@@ -88,18 +88,17 @@ class Work:
         loaded.forget = released.forget
         known, clock_ms, keeps_idle = loaded.before, loaded.clock_ms, loaded.keeps_idle
         before = Before(dict(known.nodes), dict(known.holds), dict(known.marks), known.purchase, known.named)
-        change_set = self._propose(loaded)
+        proposed = self._propose(loaded)
+        # Each field is read once, here: a room's iterator would be empty for what comes after.
+        parts = {name: tuple(getattr(proposed, name)) for name in ChangeSet.__struct_fields__ if name != "durable"}
         if len(known.nodes) > len(before.nodes):  # the room has asked for those that keep idle budget
             for node in rows.busy():
                 before.nodes.setdefault(node.id, node)
             ledger.sound.look(before, keeps_idle=keeps_idle)
-        if not (change_set.nodes or change_set.holds or change_set.marks or change_set.entries):
+        if not (parts["nodes"] or parts["holds"] or parts["marks"] or parts["entries"]):
             return
-        change_set = replace(
-            change_set,
-            durable=change_set.durable and self._scope.durable,
-            marks=tuple([(key, dict(row) if key[0] in MONEY_MARKS else row) for key, row in change_set.marks]),
-        )
+        parts["marks"] = tuple([(key, dict(row) if key[0] in MONEY_MARKS else row) for key, row in parts["marks"]])
+        change_set = ChangeSet(**parts, durable=proposed.durable and self._scope.durable)
         now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
         now = Now(clock_ms, now_ms, *released.known(change_set.steps), self._lost)
         opened = (

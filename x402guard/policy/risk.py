@@ -63,7 +63,7 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 """Pattern → level. A tool that matches none is MEDIUM. ``send_email_*`` also matches ``send_email``."""
 
 _BEHIND: Final = frozenset(
-    {"delete_*", "drop_*", "exec_*", "pay_*", "purge_*", "transfer_*", "truncate_*", "wire_*", "withdraw_*"}
+    {"delete_*", "drop_*", "exec_*", "pay_*", "purge_*", "rm_*", "transfer_*", "truncate_*", "wire_*", "withdraw_*"}
 )
 """Words that say as much at the end of a name: ``users_delete``. Others are nouns there: a road_sign."""
 

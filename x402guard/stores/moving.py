@@ -12,8 +12,9 @@ from typing import Any, Final
 import psycopg
 
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.kernel.change_set import MONEY_MARKS
 from x402guard.kernel.leaving import check_moved
-from x402guard.kernel.rows import WALLET, Hold, Node
+from x402guard.kernel.rows import WALLET
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
@@ -177,10 +178,12 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
     target.execute("UPDATE about SET is_moving = false")
 
 
-def _rows(execute: Callable[[str], Iterable[Any]]) -> Iterator[Node | Hold]:
-    """Yield all budgets and holds of one of the two ledgers, by their ids."""
+def _rows(execute: Callable[[str], Iterable[Any]]) -> Iterator[Any]:
+    """Yield all budgets, holds and marks that decide about money of one of the two ledgers, by their ids."""
     yield from sorted(map(to_node, execute(NODES)), key=attrgetter("id"))
     yield from sorted(map(to_hold, execute(HOLDS)), key=attrgetter("id"))
+    kinds = ", ".join(f"'{kind}'" for kind in sorted(MONEY_MARKS))
+    yield from sorted(map(tuple, execute(f"SELECT kind, key, value FROM marks WHERE kind IN ({kinds})")))
 
 
 def _close(source: sqlite3.Connection, turn: FileTurn, url: str) -> None:

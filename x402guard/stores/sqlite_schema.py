@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -173,14 +173,17 @@ def strange_parts(query: Callable[[str, Sequence[Any]], Iterable[Any]]) -> list[
     and so may a table of another name.
     """
     found = {(str(kind), str(name), str(sql)) for kind, name, sql in query(_PARTS, ())}
-    added = [
-        f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in found - _ours() if kind in _ACTS
-    ]
+    others = [part for part in found - _ours() if not part[2].upper().startswith(_STAYS.get(part[0], ("\0",)))]
+    added = [f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in others]
     gone = [f"its {kind} {name!r} is gone, or another one" for kind, name, _ in _ours() - found]
     return sorted({*added, *gone})
 
 
-_ACTS: Final = frozenset({"trigger", "view"})
+_STAYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "table": ("CREATE TABLE",),
+    "index": ("CREATE INDEX", "CREATE UNIQUE INDEX"),
+}
+"""What its owner may add: anything else acts. The type is compared as it is written; SQLite reads it in any case."""
 
 
 def not_a_ledger(connection: sqlite3.Connection, path: Path, application_id: int) -> LedgerUnavailable:

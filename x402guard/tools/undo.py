@@ -7,7 +7,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
@@ -47,8 +47,9 @@ UNDOING: Final[ContextVar[bool]] = ContextVar("x402guard_undoing", default=False
 _REGISTERED: Final[set[str]] = set()
 """The undo functions that ``reversible`` has named in this process, as ``module:function``. No other is called."""
 
-_BEGUN_HERE: Final[dict[str, int]] = {}
-"""The actions that are not final and that this process has begun, each with the process's number: a fork has none."""
+_BEGUN_HERE: Final[dict[str, tuple[int, str, Mapping[str, Any], Any]]] = {}
+"""The actions that are not final and that this process has begun, as it has written them: by the process's number (a fork has
+none), with their undo, arguments and result. A row that says otherwise was changed by somebody else."""
 
 
 def register_undo(target: str) -> None:
@@ -56,14 +57,23 @@ def register_undo(target: str) -> None:
     _REGISTERED.add(target)
 
 
-def note_begun(action_id: str) -> None:
-    """Note that this process begins an action: at the end of its session it undoes no other."""
-    _BEGUN_HERE[action_id] = os.getpid()
+def note_begun(action: Action, result: Any = None) -> None:
+    """Note that this process begins an action, or has its *result*: at the end of its session it undoes no other."""
+    _BEGUN_HERE[action.id] = (os.getpid(), action.undo, action.arguments, result)
 
 
 def is_begun_here(action: Action) -> bool:
     """True for an action that this process has begun."""
-    return _BEGUN_HERE.get(action.id) == os.getpid()
+    found = _BEGUN_HERE.get(action.id)
+    return found is not None and found[0] == os.getpid()
+
+
+def _is_another(action: Action) -> bool:
+    """True for the row of an action of this process that says what it has not written."""
+    if not is_begun_here(action):
+        return False
+    _, named, arguments, result = _BEGUN_HERE[action.id]
+    return (named, arguments) != (action.undo, action.arguments) or (action.returned and result != action.result)
 
 
 def unregistered(actions: Iterable[Action]) -> list[str]:
@@ -173,6 +183,8 @@ def commit(shell: Shell, context: Context, session_id: str) -> None:
 
 def _try(action: Action) -> str:
     """Call the undo of an action, and return why it failed, without its words, or ""."""
+    if _is_another(action):
+        return "its row is not what this process has written"
     try:
         function = find_undo(action.undo)
     except ConfigError:

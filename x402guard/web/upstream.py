@@ -11,13 +11,13 @@ from typing import Final
 from urllib.parse import unquote
 
 import httpx
-from msgspec import Struct
+from msgspec import Struct, field
 
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
 from x402guard.http.request import address_of
-from x402guard.llm.routes import MeteredHost, find_endpoint, find_route
-from x402guard.llm.settings import Endpoint
+from x402guard.llm.routes import find_endpoint, find_route
+from x402guard.llm.settings import Endpoint, Metering, place_of
 
 CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 """The headers in which SDKs send the key of an API."""
@@ -80,12 +80,12 @@ class Keys(Struct, frozen=True):
 
     Attributes:
         values: the environment.
-        metered: the owner's endpoints, which are metered beside the public ones.
+        metering: the owner's settings: endpoints beside the public ones, and paths with a price or without one.
         listed: what else they may be used for: ``METHOD /NAME/path``, with ``*`` for anything (``proxy.paths``).
     """
 
     values: Mapping[str, str]
-    metered: tuple[MeteredHost, ...] = ()
+    metering: Metering = field(default_factory=Metering)
     listed: Collection[str] = ()
 
     def go_along(self, method: str, url: httpx.URL, name: str, base: str) -> bool:
@@ -95,16 +95,29 @@ class Keys(Struct, frozen=True):
         is none in any case.
         """
         path = url.raw_path.partition(b"?")[0].decode("ascii", "replace")
-        endpoint = find_endpoint(address_of(url).host, path, self.metered)
-        if method == "POST" and endpoint is not None and find_route(endpoint, path) is not None:
-            return True
-        below = path.removeprefix(httpx.URL(base).path.rstrip("/"))
+        below, host = path.removeprefix(httpx.URL(base).path.rstrip("/")), address_of(url).host
+        if method == "DELETE" or _ENDS_A_PATH.search(unquote(below)):
+            return False
         if method == "GET" and _MODELS.fullmatch(below):
             return True
-        return method != "DELETE" and any(fnmatchcase(f"{method} /{name}{below}", each) for each in self.listed)
+        if any(fnmatchcase(f"{method} /{name}{below}", each) for each in self.listed):
+            return True
+        where = place_of(host, path)
+        if method != "POST" or self.metering.is_free(where) or self.metering.fixed_price(where) is not None:
+            return method == "POST"
+        endpoint = find_endpoint(host, path, self.metering.hosts)
+        route = None if endpoint is None else find_route(endpoint, path)
+        return route is not None and (route.flavour != "free" or _FREE.fullmatch(below) is not None)
 
 
-_MODELS: Final = re.compile(r"(/v[0-9]+[a-z]*)?/models")
+_MODELS: Final = re.compile(r"(/v[0-9]+[a-z]*)?(/openai)?/models")
+_FREE: Final = re.compile(
+    r"(/v[0-9]+[a-z]*)?(/openai)?/((chat/)?moderations|responses/input_tokens|messages/count_tokens|(de)?tokenize|models/[\w.-]+:countTokens)"
+)
+"""What costs nothing and changes nothing: as it stands, and not behind another path."""
+
+_ENDS_A_PATH: Final = re.compile(r"[\x00-\x1f?#]")
+"""What some servers take for the end of a path."""
 
 
 class Target(Struct, frozen=True):

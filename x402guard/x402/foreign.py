@@ -54,15 +54,19 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
         lower = name.lower().replace("_", "-")  # many servers read both alike
         scheme = _SCHEME.search(value) if lower == _AUTHORIZATION else None
         if lower in PAYMENT_HEADERS or scheme is not None:
-            where = f"the header {lower.upper()}" + (f": {scheme[1].capitalize()}" if scheme is not None else "")
+            where = f"the header {lower.upper()}" + (
+                f": {(scheme[1] or scheme[2]).capitalize()}" if scheme is not None else ""
+            )
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
-    if body and (any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body for it in _ESCAPED))):
+    if body and (
+        any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body.lower() for it in _ESCAPED))
+    ):
         found += [ForeignPayment(where, member_digest(message), Sealed(message)) for where, message in _members(body)]
     return tuple(found)
 
 
-_SCHEME: Final = re.compile(rf"(?:^|,)\s*({'|'.join(sorted(SCHEMES))})\s", re.IGNORECASE)
-"""One of the schemes in an Authorization header is a rail's, such as Payment."""
+_SCHEME: Final = re.compile(rf"(?:^|,)\s*({'|'.join(sorted(SCHEMES))})\s|\b(l402|lsat)\s", re.IGNORECASE)
+"""One of the schemes in an Authorization header is a rail's, such as Payment. Servers of L402 look for it anywhere."""
 
 _WORDS: Final = ("x402", "paymentauth")
 _HINTS: Final = tuple(hint for word in _WORDS for hint in (word.encode(), "\0".join(word[1:]).encode()))
@@ -136,7 +140,7 @@ def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Taking | Non
     """Return the most that a payment may take, or None if that cannot be read.
 
     The signed values count. The network and the token of an EIP-3009 payment stand outside of what is signed, so the
-    dearest token of the registry counts.
+    dearest token of the registry that can be moved so counts.
     """
     try:
         message = payment.message.reveal()
@@ -166,7 +170,10 @@ def _most(message: Mapping[str, Any], registry: AssetRegistry) -> Taking | None:
     known = registry.on({network})
     if "authorization" in payload:
         signed = payload["authorization"]
-        amount, payee, assets = signed["value"], signed["to"], known
+        amount, payee = signed["value"], signed["to"]
+        assets = tuple(
+            asset for asset in registry.all() if "eip3009" in asset.methods
+        )  # the chain is not signed either
         named = accepted.get("asset")
         if named is not None and registry.find(network, parse_address(named)) is None:
             return None

@@ -48,7 +48,7 @@ RAILS: Final = (
         receipts=("payment-receipt",),
         codes=(-32042, -32043),
     ),
-    Rail("l402", schemes=("l402", "lsat")),
+    Rail("l402", headers=("macaroon", "grpc-metadata-macaroon"), schemes=("l402", "lsat")),
 )
 
 REQUEST_HEADERS: Final = frozenset(name for rail in RAILS for name in rail.headers)

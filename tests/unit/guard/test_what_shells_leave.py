@@ -6,6 +6,7 @@ from tests.support.merchant import make_guard
 from tests.support.settings import owners_file
 from x402guard import ConfigError
 from x402guard.guard.settings import load_settings
+from x402guard.guard.settings_file import read_settings_file, trust
 from x402guard.stores import as_ledger_url, check_ledger_url
 
 
@@ -98,6 +99,7 @@ def test_a_link_whose_file_is_away_is_not_no_file(tmp_path, monkeypatch):
     (tmp_path / "away").mkdir()
     away = owners_file(tmp_path / "away", "budget = '9.00'")
     (tmp_path / "x402guard.toml").symlink_to(away)
+    trust(read_settings_file(tmp_path / "x402guard.toml"))
     assert load_settings().budget == "9.00"
     away.unlink()
     with pytest.raises(ConfigError, match="it is not the file that was trusted here"):
