@@ -89,20 +89,34 @@ ON_A_SERVER = {
         """CREATE FUNCTION x402guard.evil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
         CREATE TRIGGER evil BEFORE INSERT ON x402guard.holds FOR EACH ROW EXECUTE FUNCTION x402guard.evil()""",
         "DROP TRIGGER evil ON x402guard.holds; DROP FUNCTION x402guard.evil()",
-        "its 'holds' has 'evil', which is not the ledger's",
+        "it has a function 'evil', which is not the ledger's",
     ),
     "a rule": (
         "CREATE RULE evil AS ON DELETE TO x402guard.marks DO INSTEAD NOTHING", "DROP RULE evil ON x402guard.marks",
-        "its 'marks' has 'evil', which is not the ledger's",
+        "it has a rule 'marks.evil', which is not the ledger's",
     ),
     "a view": (
         "CREATE VIEW x402guard.evil AS SELECT 1", "DROP VIEW x402guard.evil",
-        "its 'evil' has '_RETURN', which is not the ledger's",
+        "it has a rule 'evil._RETURN', which is not the ledger's",
+    ),
+    "one that runs another function": (
+        """CREATE FUNCTION x402guard.evil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+        DROP TRIGGER entries_are_never_changed ON x402guard.entries;
+        CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE ON x402guard.entries
+        FOR EACH ROW EXECUTE FUNCTION x402guard.evil()""",
+        """DROP TRIGGER entries_are_never_changed ON x402guard.entries;
+        CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE ON x402guard.entries
+        FOR EACH ROW EXECUTE FUNCTION x402guard.refuse_change(); DROP FUNCTION x402guard.evil()""",
+        "it has a function 'evil', which is not the ledger's",
+    ),
+    "row security": (
+        "ALTER TABLE x402guard.marks ENABLE ROW LEVEL SECURITY", "ALTER TABLE x402guard.marks DISABLE ROW LEVEL SECURITY",
+        "it has a row security 'marks', which is not the ledger's",
     ),
     "one that is off": (
         "ALTER TABLE x402guard.entries DISABLE TRIGGER entries_are_never_changed",
         "ALTER TABLE x402guard.entries ENABLE TRIGGER entries_are_never_changed",
-        "the trigger 'entries_are_never_changed' of its 'entries' is gone, or off",
+        "it has a trigger 'entries.entries_are_never_changed', which is not the ledger's",
     ),
 }  # fmt: skip
 
@@ -124,7 +138,23 @@ def test_a64_a_server_that_acts_by_itself_is_refused_and_verify_says_so(url, nam
         session.charge("search", "$0.01")
     sql, back, says = ON_A_SERVER[name]
     with Owner(url, read_only=True) as owner, changed(url, sql, back):
-        assert owner.verify() == [says]
+        assert says in owner.verify()
         with pytest.raises(LedgerUnavailable, match=says):
             make_guard(url)
+    make_guard(url).close()
+
+
+@pytest.mark.xdist_group("postgres")
+def test_a64_the_body_of_a_function_is_the_ledgers(url):
+    make_guard(url).close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        [(made,)] = connection.execute("SELECT pg_get_functiondef('x402guard.refuse_change'::regproc)").fetchall()
+        connection.execute(
+            "CREATE OR REPLACE FUNCTION x402guard.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$"
+        )
+        try:
+            with pytest.raises(LedgerUnavailable, match="it has a function 'refuse_change', which is not the ledger's"):
+                make_guard(url)
+        finally:
+            connection.execute(made)
     make_guard(url).close()

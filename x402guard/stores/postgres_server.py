@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -395,30 +396,43 @@ def is_there(server: Server, url: str) -> bool:
     return bool(table)
 
 
+_IN_SCHEMA: Final = f"JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = '{SCHEMA}'"
 STRANGE: Final = f"""
-SELECT c.relname::text, t.tgname::text, t.tgenabled::text FROM pg_catalog.pg_trigger AS t
-    JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = '{SCHEMA}' AND NOT t.tgisinternal
-UNION ALL SELECT c.relname::text, r.rulename::text, 'rule' FROM pg_catalog.pg_rewrite AS r
-    JOIN pg_catalog.pg_class AS c ON c.oid = r.ev_class JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = '{SCHEMA}'
+SELECT 'trigger', c.relname || '.' || t.tgname, t.tgtype || ' ' || p.proname || ' ' || replace(t.tgenabled::text, 'A', 'O')
+    FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+    JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid {_IN_SCHEMA} WHERE NOT t.tgisinternal
+UNION ALL SELECT 'rule', c.relname || '.' || r.rulename, '' FROM pg_catalog.pg_rewrite AS r
+    JOIN pg_catalog.pg_class AS c ON c.oid = r.ev_class {_IN_SCHEMA}
+UNION ALL SELECT 'row security', c.relname::text, '' FROM pg_catalog.pg_class AS c {_IN_SCHEMA} WHERE c.relrowsecurity
+UNION ALL SELECT 'function', p.proname::text, md5(p.prosrc) FROM pg_catalog.pg_proc AS p
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = '{SCHEMA}'
 """
-"""All that acts by itself on a ledger's tables: (table, name, state) of triggers, and of rules, of which a view is one."""
+"""All that acts by itself on a ledger's tables, and what it runs: (kind, name, what it is)."""
 
 
 @lru_cache(maxsize=1)
-def _triggers() -> frozenset[tuple[str, str]]:
-    found = re.findall(r"CREATE TRIGGER (\w+) [^;]*? ON x402guard\.(\w+)", "".join((TABLES, *MIGRATIONS)))
-    return frozenset((table, name) for name, table in found)
+def _ours() -> frozenset[tuple[str, str, str]]:
+    text, found = "".join((TABLES, *MIGRATIONS, functions(VERSION))), set[tuple[str, str, str]]()
+    for name, body in re.findall(r"CREATE FUNCTION x402guard\.(\w+)\(.*?\$\$(.*?)\$\$", text, re.DOTALL):
+        found.add(("function", name, hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()))
+    for name, when, table, rest, run in re.findall(
+        r"CREATE TRIGGER (\w+) ([A-Z ]*?) ON x402guard\.(\w+)(.*?)EXECUTE FUNCTION x402guard\.(\w+)", text, re.DOTALL
+    ):
+        bits = sum(bit for word, bit in _BITS.items() if word in f"{when} {rest}".split())
+        found.add(("trigger", f"{table}.{name}", f"{bits} {run} O"))
+    return frozenset(found)
+
+
+_BITS: Final = {"ROW": 1, "BEFORE": 2, "INSERT": 4, "DELETE": 8, "UPDATE": 16, "TRUNCATE": 32}
+"""The bits of ``pg_trigger.tgtype``."""
 
 
 def strange_parts(found: Iterable[Sequence[str]]) -> list[str]:
-    """Return what acts on a ledger's tables beside the schema, or no more, of the rows of ``STRANGE``, one sentence each."""
-    rows = {(table, name): state for table, name, state in found}
-    on = {key for key, state in rows.items() if state in ("O", "A")}
-    added = [f"its {table!r} has {name!r}, which is not the ledger's" for table, name in rows.keys() - _triggers()]
-    gone = [f"the trigger {name!r} of its {table!r} is gone, or off" for table, name in _triggers() - on]
-    return sorted([*added, *gone])
+    """Return what acts on a ledger's tables beside the schema, or not as it says, of the rows of ``STRANGE``."""
+    rows = {(str(kind), str(name), str(what)) for kind, name, what in found}
+    added = [f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in rows - _ours()]
+    gone = [f"its {kind} {name!r} is gone, off, or another one" for kind, name, _ in _ours() - rows]
+    return sorted({*added, *gone})
 
 
 def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) -> Found:
