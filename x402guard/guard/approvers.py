@@ -26,6 +26,7 @@ from x402guard.ledger.questions import Question, answer_of, approval_mark, put_q
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
+from x402guard.policy.steps import run_of
 from x402guard.views.words import printable
 
 _POLL_S: Final = 0.1
@@ -193,23 +194,29 @@ class QueueApprover:
 
 
 _MOST_OPEN: Final = 20
+_SHARE: Final = 2
+_MOST_SHARES: Final = 40
 
 
 class _Limited:
-    """Passes on at most twenty questions at a time: who is asked a hundred times at once says yes to get rid of them."""
+    """Passes on few questions at a time: who is asked a hundred times at once says yes to get rid of them.
+
+    At most twenty are open, and of a run that has fewer than two open, at most forty: twenty of one run stop no other one.
+    """
 
     def __init__(self, approver: Approver) -> None:
         self._approver = approver
-        self._open: list[str] = []
+        self._open: list[tuple[str, str]] = []
         self._lock = threading.Lock()
 
     def ask(self, request: ApprovalRequest) -> Answer:
         """See ``Approver.ask``."""
-        question = f"{request.what} for ${request.amount}"
+        question = run_of(request.session), f"{request.what} for ${request.amount}"
         with self._lock:
-            if len(self._open) >= _MOST_OPEN:
-                return Answer.no(f"{_MOST_OPEN} other questions are open already")
-            waiting = tuple(self._open)
+            mine = sum(run == question[0] for run, _ in self._open)
+            if len(self._open) >= (_MOST_OPEN if mine >= _SHARE else _MOST_SHARES):
+                return Answer.no(f"{len(self._open)} other questions are open already")
+            waiting = tuple(words for _, words in self._open)
             self._open.append(question)
         try:
             return self._approver.ask(replace(request, waiting=waiting))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KEY_SCHEMA: Final = "x402guard.report_key.v1"
 SIGNED_SCHEMA: Final = "x402guard.signed_report.v1"
 ANCHOR_SCHEMA: Final = "x402guard.anchor.v1"
+_P: Final = 2**255 - 19
 _SIGNED: Final = frozenset({"schema", "signed_at", "public_key", "signature"})
 _MOST_BYTES: Final = 200_000_000
 _MOST_KEY_BYTES: Final = 10_000
@@ -181,6 +182,21 @@ def _check_key(public_key: object) -> None:
         raise ConfigError(
             f"public key: {public_key!r:.80} is not 64 hex digits, as `x402guard keys report` prints them"
         )
+    if _has_small_order(bytes.fromhex(public_key)):
+        raise ConfigError(
+            f"public key: {public_key} is of small order: it fits signatures that nobody made. Ask who signs for another key"
+        )
+
+
+def _has_small_order(key: bytes) -> bool:
+    """True for a point of order 1, 2, 4 or 8 (RFC 8032, section 5.1), however its y is written.
+
+    y is 1 and -1 for orders 1 and 2, and 0 for order 4. Twice a point of order 8 has y = 0, so there x² = -y², and the
+    curve's -x² + y² = 1 + dx²y² becomes dy⁴ + 2y² - 1 = 0.
+    """
+    d = -121665 * pow(121666, -1, _P) % _P
+    y = (int.from_bytes(key, "little") & (2**255 - 1)) % _P
+    return y in (0, 1, _P - 1) or (d * y**4 + 2 * y**2 - 1) % _P == 0
 
 
 class _Document:
