@@ -348,14 +348,19 @@ def test_doctor_says_of_a_ledger_what_a_guard_says_of_it(spent, tmp_path, change
     assert {path.name: path.read_bytes() for path in spent.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "x402guard.toml: the working directory is gone: change to another one, or name the file by X402GUARD_CONFIG"),
+        ({"X402GUARD_CONFIG": "none"}, "The working directory is gone: change to another one, or name another ledger."),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("command", ["doctor", "sessions"])
-def test_a_working_directory_that_is_gone_is_named(tmp_path, command):
+def test_a_working_directory_that_is_gone_is_named(tmp_path, command, config, says):
     line = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m x402guard {command}"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **config}
     done = subprocess.run(
-        ["sh", "-c", line], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, check=False, capture_output=True,
-        text=True, timeout=60,
-    )  # fmt: skip
-    assert "The working directory is gone: change to another one, or name another ledger." in " ".join(
-        (done.stdout + done.stderr).split()
+        ["sh", "-c", line], cwd=tmp_path, env=env, check=False, capture_output=True, text=True, timeout=60
     )
+    assert says in " ".join((done.stdout + done.stderr).split())
     assert "Traceback" not in done.stderr

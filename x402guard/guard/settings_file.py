@@ -152,7 +152,12 @@ def _kept() -> Path | None:
 
 def _place(path: Path) -> str:
     """Return where a file lies: the place of a link, not of what it leads to."""
-    return os.fspath(path.absolute().parent.resolve() / path.name)
+    try:
+        return os.fspath(path.absolute().parent.resolve() / path.name)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path.name}: the working directory is gone: change to another one, or name the file by {CONFIG}"
+        ) from None
 
 
 def _trusted(kept: Path | None) -> dict[str, str]:

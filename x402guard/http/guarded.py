@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Protocol, Self, get_args
 
 import anyio
@@ -250,7 +251,7 @@ class Guarded:
             facts.url,
             upgrades=incoming.header("upgrade") is not None,
             masked=incoming.header("x-goog-fieldmask") is not None,
-            overrides=any(name.replace("_", "-") in _OVERRIDES for name, _ in incoming.lines),
+            overrides=not _OVERRIDES.isdisjoint(dict(incoming.lines)),
         )
         if route is None:
             return paid_request(facts, context)
@@ -424,7 +425,12 @@ _TUNNEL: Final = Refusal(
     "a CONNECT opens a tunnel, through which requests pass the guard",
     advice="Name a proxy by the client's proxy argument, and send the request itself.",
 )
-_OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+_OVERRIDES: Final = frozenset(
+    "".join(parts)
+    for name in ("x-http-method-override", "x-http-method", "x-method-override")
+    for parts in product(*(["-", "_"] if part == "-" else [part] for part in name))
+)
+"""The headers that name another method; gateways read ``_`` as ``-``."""
 _HOST: Final = "the URL's host has other characters than letters, digits, '-', '_' and '.', and is no IP address"
 
 

@@ -411,8 +411,8 @@ UNION ALL SELECT 'function', p.proname::text, md5(p.prosrc) FROM pg_catalog.pg_p
 
 
 @lru_cache(maxsize=1)
-def _ours() -> frozenset[tuple[str, str, str]]:
-    text, found = "".join((TABLES, *MIGRATIONS, functions(VERSION))), set[tuple[str, str, str]]()
+def _ours(version: int) -> frozenset[tuple[str, str, str]]:
+    text, found = "".join((TABLES, *MIGRATIONS, functions(version))), set[tuple[str, str, str]]()
     for name, body in re.findall(r"CREATE FUNCTION x402guard\.(\w+)\(.*?\$\$(.*?)\$\$", text, re.DOTALL):
         found.add(("function", name, hashlib.md5(body.encode(), usedforsecurity=False).hexdigest()))
     for name, when, table, rest, run in re.findall(
@@ -429,9 +429,9 @@ _BITS: Final = {"ROW": 1, "BEFORE": 2, "INSERT": 4, "DELETE": 8, "UPDATE": 16, "
 
 def strange_parts(found: Iterable[Sequence[str]]) -> list[str]:
     """Return what acts on a ledger's tables beside the schema, or not as it says, of the rows of ``STRANGE``."""
-    rows = {(str(kind), str(name), str(what)) for kind, name, what in found}
-    added = [f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in rows - _ours()]
-    gone = [f"its {kind} {name!r} is gone, off, or another one" for kind, name, _ in _ours() - rows]
+    rows, ours = {(str(kind), str(name), str(what)) for kind, name, what in found}, _ours(VERSION)
+    added = [f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in rows - ours]
+    gone = [f"its {kind} {name!r} is gone, off, or another one" for kind, name, _ in ours - rows]
     return sorted({*added, *gone})
 
 
