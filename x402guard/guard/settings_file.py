@@ -1,6 +1,6 @@
 """Says which settings file is the owner's: one that is named, or one in the working directory that its user has trusted.
 
-A file that merely lies there was written by whoever has made the folder: a repository, an archive, an agent. Nothing of it
+The maker of the folder has written a file that merely lies there: a repository, an archive, an agent. Nothing of it
 is read, but the hash of its bytes. What was trusted is kept outside of the folder, for each user, by place and hash. A file
 that was trusted and has changed, or is gone, is an error: without its rules, a guard would let more pass.
 """
@@ -49,7 +49,7 @@ def find_settings(path: Path | None = None) -> SettingsFile | None:
         if path is None:
             return None
     if path is not None:
-        return _named(path)
+        return read_settings_file(path)
     here = Path(CONFIG_FILE)
     found, was_trusted = _lying_here(here), _trusted(_kept()).get(_place(here))
     if found is not None and was_trusted == _hash(found):
@@ -65,7 +65,8 @@ def find_settings(path: Path | None = None) -> SettingsFile | None:
     return None
 
 
-def _named(path: Path) -> SettingsFile:
+def read_settings_file(path: Path) -> SettingsFile:
+    """Return the file at *path*, read once. Raises ``ConfigError``."""
     try:
         is_there = path.is_file()
     except OSError as error:
@@ -114,11 +115,6 @@ def _is_own_group(state: os.stat_result) -> bool:
     except KeyError:
         return False
     return group.gr_name == name and not set(group.gr_mem) - {name}
-
-
-def read_settings_file(path: Path) -> SettingsFile:
-    """Return the file at *path*, read once. Raises ``ConfigError``."""
-    return _named(path)
 
 
 def trust(file: SettingsFile) -> None:

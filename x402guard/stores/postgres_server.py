@@ -470,7 +470,7 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
     for problem in strange_parts(server.run(STRANGE)):
         raise LedgerUnavailable(
             f"the ledger {url} is inconsistent: {problem}",
-            advice="Nothing was paid. `x402guard verify` shows what is wrong; whoever may change the schema has changed it.",
+            advice="Nothing was paid. `x402guard verify` shows what is wrong; a role that may change the schema has changed it.",
             retry="after_change",
         )
     return Found(ledger, int(now_ms), replicas > 0 and not synchronous)

@@ -68,9 +68,8 @@ def upstreams(endpoints: Mapping[str, str | Endpoint]) -> dict[str, Upstream]:
             )
         named[provider] = base
         known = PROVIDERS.get(provider)
-        key = (
-            given.key if isinstance(given, Endpoint) else ""
-        )  # the owner's account is not for whoever is called openai
+        # An endpoint of the settings that is called openai gets no key of OpenAI's by its name.
+        key = given.key if isinstance(given, Endpoint) else ""
         found[provider] = Upstream(base.rstrip("/"), key, "authorization" if known is None else known.header)
     return found
 
@@ -103,8 +102,10 @@ class Keys(Struct, frozen=True):
         if any(fnmatchcase(f"{method} /{name}{below}", each) for each in self.listed):
             return True
         where = place_of(host, path)
-        if method != "POST" or self.metering.is_free(where) or self.metering.fixed_price(where) is not None:
-            return method == "POST"
+        if method != "POST":
+            return False
+        if self.metering.is_free(where) or self.metering.fixed_price(where) is not None:
+            return True
         endpoint = find_endpoint(host, path, self.metering.hosts)
         route = None if endpoint is None else find_route(endpoint, path)
         return route is not None and (route.flavour != "free" or _FREE.fullmatch(below) is not None)
