@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "x402guard"
 MOST_OF_THE_KERNEL = (2_500, 22)
 """Lines and files of ``kernel/``: no commit raises these."""
 
-FIGURES = {"lines outside testing/": 58_366, "settings": 93, "kinds of marks": 56, "journal events": 41}
+FIGURES = {"lines outside testing/": 58_669, "settings": 94, "kinds of marks": 57, "journal events": 42}
 
 
 @cache

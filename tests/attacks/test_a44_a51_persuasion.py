@@ -62,7 +62,7 @@ def test_a44_without_the_owners_list_new_payees_run_out(mode):
             except Exception as error:
                 assert getattr(error, "rule", "") == "new_payees_per_day"
             paid += len(shop.payments)
-        assert paid == 8
+        assert paid == 10
 
 
 @MODES

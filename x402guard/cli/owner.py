@@ -1,4 +1,4 @@
-"""Defines the owner's commands ``trip``, ``reset`` and ``budget set``. An agent with a session can only trip it."""
+"""Defines the owner's commands ``trip``, ``reset``, ``latches`` and ``budget set``. An agent with a session can only trip it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, say, typed_amount
+from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, say, tell_as_of, typed_amount
+from x402guard.cli.sessions import show
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
@@ -21,6 +22,7 @@ from x402guard.views.words import printable
 
 budget = typer.Typer(no_args_is_help=True, help="Set the limits of budgets. Only the owner can raise one.")
 
+ToClear = Annotated[str | None, typer.Option("--clear", help="Clear the latch with this id, or a beginning of it.")]
 SessionName = Annotated[str, typer.Argument(help="The id or name of a session or of a named budget, or 'wallet'.")]
 
 
@@ -65,6 +67,22 @@ def reset(
     with Owner(ledger) as owner:
         row = owner.reset(session, unsafe_early=unsafe_early)
     say(f"{_title(row)} is {row.state}", row.to_dict(), as_json=as_json)
+
+
+def latches(clear: ToClear = None, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """List what has refused a call because of something seen before, and refuses the next one; or clear one.
+
+    Example: x402guard latches --clear 3f2a
+    """
+    if clear is not None:
+        with Owner(ledger) as owner:
+            row = owner.clear_latch(clear)
+            say(f"cleared by {owner.by}: {row.rule}: {row.reason}", row.to_dict(), as_json=as_json)
+        return
+    with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
+        rows = [row.to_dict() for row in owner.latches()]
+    show(rows, as_json=as_json, empty="no latch holds", brief=("id", "reason", "since", "ends"))
 
 
 @budget.command("set")

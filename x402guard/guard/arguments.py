@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -223,3 +224,10 @@ def existing_ledger(ledger: str | Path | None) -> str:
             "an agent. Name another one with --ledger or X402GUARD_LEDGER"
         )
     return url
+
+
+def may_write(url: str) -> bool:
+    """True if this user may write a ledger; a server says so itself."""
+    return not url.startswith("sqlite:///") or all(
+        os.access(p, os.W_OK) for p in (ledger_path(url), ledger_path(url).resolve().parent)
+    )

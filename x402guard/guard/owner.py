@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -17,7 +16,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import as_ms, existing_ledger, gone_instances, positive, whole_id
+from x402guard.guard.arguments import as_ms, existing_ledger, gone_instances, may_write, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -26,18 +25,20 @@ from x402guard.guard.owner_rows import (
     BudgetRow,
     DelegationRow,
     HoldRow,
+    LatchRow,
     LimitChange,
     QuestionRow,
+    limited,
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
-from x402guard.kernel.rows import WALLET, Hold, HoldKind, Nanos, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.actions import OPEN_STATES
-from x402guard.ledger.budgets import as_line, unlent
+from x402guard.ledger.budgets import as_line
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
-from x402guard.ledger.owner import check_reason, known_budget, owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.owner import check_reason, owner_mark, reset_node, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, close_unanswered, give_answer, question_id, waiting
@@ -48,11 +49,12 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
+from x402guard.policy.latches import clear, latches_of
 from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
-from x402guard.stores import ledger_path, open_store
+from x402guard.stores import open_store
 from x402guard.tools.undo import actions_of, roll_back, unregistered
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
@@ -95,7 +97,7 @@ class Owner:
         self.by = as_line(str(operating_user() if by is None else by)[:300])
         self._chains = chains
         self._reconciler: Guard | None = None
-        read_only = read_only or not _may_write(self.url)
+        read_only = read_only or not may_write(self.url)
         self._store = open_store(self.url, verified=verified, read_only=read_only)
 
     @property
@@ -226,6 +228,23 @@ class Owner:
         """Deny one call. Raises ``ConfigError``."""
         return self._answer(question, by, yes=False)
 
+    def latches(self) -> list[LatchRow]:
+        """Return what has refused a call because of something seen before, and refuses the next one until it ages."""
+        return [LatchRow.of(latch) for latch in latches_of(self._store)]
+
+    def clear_latch(self, latch: str) -> LatchRow:
+        """Clear a latch, by its id or a unique beginning of it: it refuses nothing until something is seen again.
+
+        Raises ``ConfigError`` for one that is not there.
+        """
+        found = [each for each in latches_of(self._store) if latch and each.id.startswith(latch)]
+        if len(found) != 1:
+            what = "no latch has" if not found else f"{len(found)} latches have"
+            raise ConfigError(f"latch: {what} the id {latch!r:.80}; see x402guard latches")
+        scope = Scope(nodes=(WALLET,), marks=(found[0].key,), durable=True)
+        self._store.transact(scope, lambda view: clear(view, found[0], self.by))
+        return LatchRow.of(found[0])
+
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def set_budget(self, session: str, limit: Dollars, *, stops: bool = False) -> LimitChange:
@@ -235,7 +254,7 @@ class Owner:
         raised and nothing is changed. Past its new limit, the budget is tripped.
         """
         nanos = check_dollars("limit", limit)
-        return self._change(session, lambda view, node_id: _limited(view, node_id, nanos, self.by, stops=stops))
+        return self._change(session, lambda view, node_id: limited(view, node_id, nanos, self.by, stops=stops))
 
     def trip(self, session: str, reason: str = "by its owner") -> list[Hold]:
         """Stop a session, or with ``wallet`` all of them, until it is reset.
@@ -463,7 +482,7 @@ class Owner:
         """Return the questions that wait. Clears timed-out questions whose process ended before it took the answer."""
         rows = self._store.marks("approval", "")
         for key, row in rows.items():
-            if row["words"] and self._store.now_ms() >= row["until_ms"] and _may_write(self.url):
+            if row["words"] and self._store.now_ms() >= row["until_ms"] and may_write(self.url):
                 close = partial(close_unanswered, key=key, shown=question_id(key, row))
                 self._store.transact(Scope(marks=(approval_mark(key),)), close)
         return waiting(rows, self._store.now_ms())
@@ -478,18 +497,3 @@ class Owner:
         scope = Scope(marks=(approval_mark(key),), durable=True)
         row = self._store.transact(scope, lambda view: give_answer(view, key, person, allow=yes, shown=shown))
         return QuestionRow.of(key, row, self._store.now_ms())
-
-
-def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
-    known_budget(view, node_id)
-    change = LimitChange.of(unlent(view, node_id), limit)
-    if not stops and change.stops:
-        raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
-    set_limit(view, node_id, limit, by)
-    return change.done(unlent(view, node_id))
-
-
-def _may_write(url: str) -> bool:
-    return not url.startswith("sqlite:///") or all(
-        os.access(p, os.W_OK) for p in (ledger_path(url), ledger_path(url).resolve().parent)
-    )

@@ -9,15 +9,19 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from x402guard.errors import ConfigError
 from x402guard.frozen import replace
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
+from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, standing_of
+from x402guard.ledger.owner import known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
+from x402guard.policy.latches import HeldLatch
 from x402guard.views.words import printable
 
 
@@ -152,6 +156,28 @@ class QuestionRow(_Row):
     def to_dict(self) -> dict[str, Any]:
         """Return its fields, without those that only serve to answer it."""
         return {name: value for name, value in _Row.to_dict(self).items() if name not in ("missing", "key")}
+
+
+@dataclass(frozen=True, slots=True)
+class LatchRow(_Row):
+    """What refuses calls because of something seen before. Times are ISO 8601; ``ends`` is None for one that does not age."""
+
+    id: str
+    rule: str
+    reason: str
+    session: str
+    since: str
+    refused: str
+    ends: str | None
+
+    @classmethod
+    def of(cls, latch: HeldLatch) -> LatchRow:
+        """Return the row of a latch."""
+        since, refused, ends = (
+            None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+            for ms in (latch.since_ms, latch.refused_ms, latch.ends_ms)
+        )
+        return cls(latch.id, latch.rule, printable(latch.reason), latch.session, since or "", refused or "", ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +328,13 @@ def amount_text(hold: Hold) -> str:
     until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     whom = hold.payment().payee if hold.intent is not None else hold.purpose.tool or "a call"
     return f"out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)"
+
+
+def limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
+    """Set a limit. Raises ``ConfigError`` for one that stops the budget, unless *stops*."""
+    known_budget(view, node_id)
+    change = LimitChange.of(unlent(view, node_id), limit)
+    if not stops and change.stops:
+        raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
+    set_limit(view, node_id, limit, by)
+    return change.done(unlent(view, node_id))

@@ -41,6 +41,13 @@ REFUSAL_SAMPLES: Final = 100
 """How many refusals of a rule are kept in full at each end: the first hundred and the last hundred."""
 
 
+class Latch(Struct, frozen=True):
+    """The key of a mark that refuses calls, and until when it does, in unix milliseconds; None: until it is cleared."""
+
+    key: MarkKey
+    ends_ms: int | None
+
+
 class Refusal(Struct, frozen=True):
     """A refusal, as a value. The ledger counts it; the drivers raise it as an error.
 
@@ -55,6 +62,7 @@ class Refusal(Struct, frozen=True):
         words: the peer's own words that the reason is about, or "".
         short_of: the budget that is short, for a lack of budget; else "".
         needs: the nano-dollars that have to be left in it, its reserve included.
+        latch: what was seen before and makes it refuse; None for another reason.
     """
 
     rule: str
@@ -68,6 +76,7 @@ class Refusal(Struct, frozen=True):
     words: str = ""
     short_of: str = ""
     needs: Nanos = NOTHING
+    latch: Latch | None = None
 
 
 def lapse_due(view: LedgerView) -> None:
@@ -250,6 +259,7 @@ def note_refusal(
         "at_ms": view.now_ms,
         **({"words": quoted(refusal.words)} if refusal.words else {}),
         **({"short_of": refusal.short_of} if refusal.short_of else {}),
+        **({"latch": [*refusal.latch.key, refusal.latch.ends_ms]} if refusal.latch else {}),
     }
     first = view.now_ms if before is None else before["first_ms"]
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})

@@ -35,7 +35,7 @@ def note_settlement(view: LedgerView, hold: Hold, amount: Nanos) -> None:
     if habit and not always_at_ceiling(view, intent.payee):
         facts = {"name": "always_at_ceiling", "payee": intent.payee, "settlements": LAST_SETTLEMENTS}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
-    view.put_mark(key, {"full": full})
+    view.put_mark(key, {"full": full, "at_ms": view.now_ms})
 
 
 def always_at_ceiling(view: LedgerView, payee: Address) -> bool:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Nanos
+from x402guard.ledger.authorize import Latch
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
@@ -144,6 +145,12 @@ def _unapproved(view: LedgerView, approvals: Approvals, run_id: str, payee: str)
     if row is None or view.clock_ms - int(row.get("since_ms", view.clock_ms)) > approvals.window_s * 1000:
         return 0, view.clock_ms
     return int(row["nanos"]), int(row.get("since_ms", view.clock_ms))
+
+
+def unapproved_latch(view: LedgerView, approvals: Approvals, run_id: str, payee: str) -> Latch:
+    """Return the latch of what a payee got without an approval."""
+    _, since_ms = _unapproved(view, approvals, run_id, payee)
+    return Latch(unapproved_mark(run_id, payee), since_ms + approvals.window_s * 1000)
 
 
 def judge_unapproved(

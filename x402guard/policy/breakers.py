@@ -15,7 +15,7 @@ from typing_extensions import override
 from x402guard.errors import CircuitOpen
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import HoldKind
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
@@ -82,7 +82,8 @@ class Breaker(StepGuard):
         reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
         advice = "Wait, or use another server or tool."
         requested = step.amount or None
-        return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice)
+        latch = Latch(_key(watched), view.now_ms + wait_s * 1000)
+        return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice, latch=latch)
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:

@@ -18,7 +18,7 @@ from x402guard.money import format_dollars
 from x402guard.policy.counts import Counts
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import Step, short_route, whole_routes
-from x402guard.policy.velocity import Velocity, counted_within
+from x402guard.policy.velocity import VELOCITY, Velocity, counted_within
 
 _COUNTING: Final = (Counts, Velocity)
 
@@ -100,8 +100,8 @@ def _compare(key: MarkKey, counted: Mapping[str, Any], row: Mapping[str, Any], n
         field, shown = _NUMBERS[kind]
         says, known = int(row.get(field, 0)), int(counted[field])
         return f"says {shown(says)}, and the journals say {shown(known)}" if says < known else ""
-    # Which run or host was the first to name a payee, or which price came last, cannot be told within one millisecond.
-    if kind != "velocity" or name.startswith(("new payees of ", "new payees at ")):
+    # Which run was the first to name a payee, or which price came last, cannot be told within one millisecond.
+    if kind != VELOCITY:
         return ""
     said, seen = counted_within(row, name, now_ms), counted_within(counted, name, now_ms)
     is_less = said[0] < seen[0] or said[1] < seen[1]

@@ -65,6 +65,8 @@ class Policy:
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
             ``trip`` the wallet.
+        latch_days: days after which what was last seen of a host, an origin or a payee is held against no later offer
+            (1 to 3,650); None for never. ``x402guard latches`` lists what refuses now.
         reorg_exposure: dollars of all remainders of ``upto`` payments that may be used before their blocks are final; a
             block that is undone makes them count again. None: a remainder comes back with the owner's finality.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
@@ -104,6 +106,7 @@ class Policy:
     repeat: Repeat = "allow"
     foreign_payments: ForeignPayments = "refuse"
     unexplained_transfer: UnexplainedTransfer = "warn"
+    latch_days: int | None = 30
     reorg_exposure: Dollars | None = None
     unsafe_pay_after_redirect: bool = False
     rules: Collection[Rule] | None = None
@@ -140,6 +143,7 @@ class Policy:
         self._set("schemes", each_of("policy.schemes", self.schemes, _scheme))
         self._set("flows", each_of("policy.flows", self.flows, _text))
         check_whole("policy.max_lifetime_s", self.max_lifetime_s, MIN_LIFETIME_S, _MAX_LIFETIME_S, what="of seconds ")
+        check_whole("policy.latch_days", self.latch_days, 1, 3_650, what="of days ", optional=True)
         check_whole("policy.wait_for_budget_s", self.wait_for_budget_s, 0, 600, what="of seconds ")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         for name, choices in _CHOICES.items():

@@ -8,11 +8,9 @@ from typing import Any, Final
 from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.velocity import window_ms
+from x402guard.policy.velocity import NEW_PAYEES, PRICES, VELOCITY, bucket_ms
 
 _BREAKER: Final = "breaker"
-_PRICES: Final = "prices"
-_VELOCITY: Final = "velocity"
 _TIMES: Final = ("failed_ms", "opened_ms", "tried_ms")
 
 
@@ -24,7 +22,7 @@ def stamps_ahead(ledger: LedgerReads) -> tuple[MarkKey, ...]:
     now_ms = ledger.now_ms()
     return tuple(
         (kind, name)
-        for kind in (_BREAKER, _PRICES, _VELOCITY)
+        for kind in (_BREAKER, PRICES, VELOCITY, NEW_PAYEES)
         for name, row in ledger.marks(kind, "").items()
         if brought_back((kind, name), row, now_ms) != row
     )
@@ -40,12 +38,12 @@ def bring_back(view: LedgerView, keys: tuple[MarkKey, ...]) -> None:
 
 def brought_back(key: MarkKey, row: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     """Return a row without times after *now_ms* (unix milliseconds)."""
-    kind, name = key
+    kind = key[0]
     if kind == _BREAKER:
         return {**row, **{each: min(row[each], now_ms) for each in _TIMES if row.get(each) is not None}}
-    if kind == _PRICES:
+    if kind == PRICES:
         return {**row, "prices": [[price, min(at_ms, now_ms)] for price, at_ms in row["prices"]]}
-    now, sums = now_ms // window_ms(name), dict[str, list[int]]()
+    now, sums = now_ms // bucket_ms(key), dict[str, list[int]]()
     for at, (spent, made) in row["buckets"].items():
         before = sums.get(slot := str(min(int(at), now)), [0, 0])
         sums[slot] = [before[0] + spent, before[1] + made]

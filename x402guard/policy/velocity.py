@@ -17,7 +17,7 @@ from typing_extensions import override
 from x402guard.errors import PaymentRefused, PolicyDenied, VelocityExceeded
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Nanos
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
@@ -33,8 +33,13 @@ _FEWEST_PRICES: Final = 5
 _LEAST_PRICE: Final = 10_000_000  # nano-dollars: no lower price is too high, so that a price near zero can rise
 
 _DAY_MS: Final = 86_400_000
+VELOCITY: Final = "velocity"
+"""The kind of the marks with what a run has spent in a window. Their keys end with its name."""
+NEW_PAYEES: Final = "new_payees"
+"""The kind of the marks with how many new payees a run has paid within a day, in all and for one host name."""
+PRICES: Final = "prices"
+"""The kind of the marks with what a payee has asked for a route."""
 _NEW_PER_HOST, _NEW_PER_HOST_PERCENT = 5, 50  # the larger one: one server cannot use up those of all others
-_NEW_PER_RUN_PERCENT: Final = 80  # nor one run
 _CALM_PERCENT: Final = 125  # a price above this part of the median does not move it: else a ramp could pass
 
 
@@ -45,8 +50,8 @@ class Velocity(StepGuard):
     Args:
         dollars_per_minute, dollars_per_hour, dollars_per_day: dollars that are held; None (the default) for no limit.
         calls_per_minute, calls_per_hour, calls_per_day: payments, LLM calls and tool uses; None for no limit.
-        new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit. One run may use
-            80 % of them, and one host name half or five, rounded up.
+        new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit. One host name may
+            use half of a run's, or five, rounded up.
         percent_per_payee: the share of the run's budget for any one payee (1 to 100); None for no limit.
         price_ratio: a price may be this many times the median of its route's last twenty (2 by default), from the sixth
             price on; None for any price.
@@ -86,7 +91,7 @@ class Velocity(StepGuard):
             return []
         marks = [_window(step, window) for window, _, _ in self.limits] if self.limits else []
         if payees:
-            marks += [_NEW_PAYEES, _new_of(step), _new_at(step)]
+            marks += [_new_of(step), _new_at(step)]
         for payee in payees:
             marks += [_known(payee), _to(step, payee), _prices(step, payee)]
         return marks
@@ -115,18 +120,14 @@ class Velocity(StepGuard):
         payee, most = step.payee, self.new_payees_per_day
         if most is None or _is_known(view, payee):
             return None
-        if _sums(view, _NEW_PAYEES, "day")[1] >= most:
-            reason = f"{payee} was never paid before, and {most} new payees were paid within a day"
-            return _excess(step, "new_payees_per_day", reason, _wait_s(view, _NEW_PAYEES, "day"))
-        share = -(-most * _NEW_PER_RUN_PERCENT // 100)
-        if _sums(view, _new_of(step), "day")[1] >= share:
-            reason = f"{payee} was never paid before, and this run has paid {share} new payees within a day"
-            return _excess(step, "new_payees_per_day", f"{reason}, of {most}", _wait_s(view, _new_of(step), "day"))
+        if _sums(view, _new_of(step), "day")[1] >= most:
+            return _too_many_new(view, step, _new_of(step), f"this run has paid {most} new payees within a day")
         share = max(_NEW_PER_HOST, -(-most * _NEW_PER_HOST_PERCENT // 100))
         if _sums(view, _new_at(step), "day")[1] >= share:
             host = shown_host(step.name.partition(" ")[2].partition("/")[0], step.begun, _host(step))
-            reason = f"{payee} was never paid before, and {host} has named {share} new payees within a day, of {most}"
-            return _excess(step, "new_payees_per_day", reason, _wait_s(view, _new_at(step), "day"))
+            return _too_many_new(
+                view, step, _new_at(step), f"{host} has named {share} new payees within a day, of {most}"
+            )
         return None
 
     def _share(self, view: LedgerView, step: Step) -> Refusal | None:
@@ -144,12 +145,14 @@ class Velocity(StepGuard):
     def _price(self, view: LedgerView, step: Step) -> Refusal | None:
         if self.price_ratio is None or step.amount < _LEAST_PRICE:
             return None
-        prices = _usual(view, step)
+        stamped = _usual(view, step)
+        prices = [price for price, _ in stamped]
         if len(prices) < _FEWEST_PRICES or step.amount <= self.price_ratio * _median(prices):
             return None
         usual, asked = format_dollars(_median(prices)), format_dollars(step.amount)
         reason = f"{price_route(step.shown)} asks ${asked}, over {self.price_ratio} times its usual ${usual}"
-        return _excess(step, "price_ratio", reason, error=PolicyDenied)
+        latch = Latch(_prices(step, step.payee), stamped[-_FEWEST_PRICES][1] + _DAY_MS)
+        return _excess(step, "price_ratio", reason, error=PolicyDenied, latch=latch)
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
@@ -160,11 +163,10 @@ class Velocity(StepGuard):
             return
         if not _is_known(view, payee):
             view.put_mark(_known(payee), {"since": view.now_ms})
-            _add(view, _NEW_PAYEES, "day", Nanos(0))
             _add(view, _new_of(step), "day", Nanos(0))
             _add(view, _new_at(step), "day", Nanos(0))
         view.put_mark(_to(step, payee), {"nanos": _paid_to(view, step) + amount})
-        prices = _usual(view, step)
+        prices = [price for price, _ in _usual(view, step)]
         if len(prices) < _FEWEST_PRICES or amount * 100 <= _median(prices) * _CALM_PERCENT:
             key = _prices(step, payee)
             stamped = list((view.mark(key) or {"prices": []})["prices"])
@@ -179,16 +181,29 @@ class Velocity(StepGuard):
         view.put_mark(_to(step, step.payee), {"nanos": max(0, _paid_to(view, step) - step.amount)})
         if (view.mark(_known(step.payee)) or {}).get("since") == at_ms:  # so it was this step that made it known
             view.put_mark(_known(step.payee), {"since": None})
-            for key in (_NEW_PAYEES, _new_of(step), _new_at(step)):
+            for key in (_new_of(step), _new_at(step)):
                 _remove(view, key, "day", Nanos(0), at_ms)
 
 
 def _excess(
-    step: Step, rule: str, reason: str, wait_s: int | None = None, *, error: type[PaymentRefused] = VelocityExceeded
+    step: Step,
+    rule: str,
+    reason: str,
+    wait_s: int | None = None,
+    *,
+    error: type[PaymentRefused] = VelocityExceeded,
+    latch: Latch | None = None,
 ) -> Refusal:
     reason = f"{reason} (policy.velocity.{rule})"
     advice = _WAIT if wait_s is not None else ""
-    return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s, advice=advice)
+    return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s, advice=advice, latch=latch)
+
+
+def _too_many_new(view: LedgerView, step: Step, key: MarkKey, why: str) -> Refusal:
+    wait_s = _wait_s(view, key, "day")
+    latch = Latch(key, None if wait_s is None else view.now_ms + wait_s * 1000)
+    reason = f"{step.payee} was never paid before, and {why}"
+    return _excess(step, "new_payees_per_day", reason, wait_s, latch=latch)
 
 
 _WAIT: Final = "Wait, use a payee that was paid before, or ask the owner to raise the limit."
@@ -213,14 +228,11 @@ def price_route(name: str) -> str:
 
 
 def _window(step: Step, window: str) -> MarkKey:
-    return "velocity", f"{step.run_id} {window}"
+    return VELOCITY, f"{step.run_id} {window}"
 
 
 def _known(payee: str) -> MarkKey:
     return "payee", payee
-
-
-_NEW_PAYEES: Final[MarkKey] = ("velocity", "new payees day")
 
 
 def _is_known(view: LedgerView, payee: str) -> bool:
@@ -232,11 +244,11 @@ def _host(step: Step) -> str:
 
 
 def _new_of(step: Step) -> MarkKey:
-    return "velocity", f"new payees of {step.run_id}"
+    return NEW_PAYEES, step.run_id
 
 
 def _new_at(step: Step) -> MarkKey:
-    return "velocity", f"new payees at {_host(step)}"
+    return NEW_PAYEES, f"{step.run_id} {_host(step)}"
 
 
 def _to(step: Step, payee: str) -> MarkKey:
@@ -248,13 +260,13 @@ def _paid_to(view: LedgerView, step: Step) -> int:
 
 
 def _prices(step: Step, payee: str) -> MarkKey:
-    return "prices", f"{payee} {price_route(step.name)}"
+    return PRICES, f"{payee} {price_route(step.name)}"
 
 
-def _usual(view: LedgerView, step: Step) -> list[int]:
-    """Return the prices that a payee asked for a route within a day, oldest first."""
+def _usual(view: LedgerView, step: Step) -> list[tuple[int, int]]:
+    """Return the prices that a payee asked for a route within a day, each with its unix milliseconds, oldest first."""
     row = view.mark(_prices(step, step.payee)) or {"prices": []}
-    return [price for price, at in row["prices"] if at > view.now_ms - _DAY_MS]
+    return [(price, at) for price, at in row["prices"] if at > view.now_ms - _DAY_MS]
 
 
 def _median(prices: list[int]) -> int:
@@ -276,9 +288,11 @@ def _sums(view: LedgerView, key: MarkKey, window: str) -> tuple[int, int]:
     return sum(map(itemgetter(0), buckets.values())), sum(map(itemgetter(1), buckets.values()))
 
 
-def window_ms(name: str) -> int:
-    """Return the length of one bucket of a ring, in milliseconds. *name* is its key; without a window it is of a day."""
-    return _WINDOWS.get(name.rpartition(" ")[2], _WINDOWS["day"])[0] * 1000
+def bucket_ms(key: MarkKey) -> int:
+    """Return the length of one bucket of a ring, in milliseconds; without a window in its key it is one of a day."""
+    kind, name = key
+    window = "day" if kind == NEW_PAYEES else name.rpartition(" ")[2]
+    return _WINDOWS.get(window, _WINDOWS["day"])[0] * 1000
 
 
 def counted_within(row: Mapping[str, Any], name: str, now_ms: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import path
+from x402guard.policy.latches import HeldLatch, latches_of
 from x402guard.views.groups import ended_by
 from x402guard.views.model import Out
 from x402guard.views.taken import NAMES, exposed_until
@@ -93,6 +94,17 @@ class Line(Struct, frozen=True):
     words: str = ""
 
 
+class LiveLatch(Struct, frozen=True):
+    """What has refused a call because of something seen before, and refuses the next one until ``ends_ms`` (None: ever)."""
+
+    id: str
+    rule: str
+    reason: str
+    session: str
+    since_ms: int
+    ends_ms: int | None
+
+
 class LiveView(Struct, frozen=True):
     """One moment of a whole ledger. ``spent``, ``out`` and ``left`` are those of the wallet.
 
@@ -100,6 +112,7 @@ class LiveView(Struct, frozen=True):
         allocated: what open sessions may still take, at most what is left.
         sessions: every outermost session, the most urgent first.
         refused: what each rule has refused in all: (rule, how often).
+        latches: of each rule and session the latch that refused last, if it still holds.
     """
 
     now_ms: int
@@ -115,6 +128,7 @@ class LiveView(Struct, frozen=True):
     customers: tuple[LiveCustomer, ...]
     lines: tuple[Line, ...]
     refused: tuple[tuple[str, int], ...]
+    latches: tuple[LiveLatch, ...]
 
     def counts(self) -> dict[str, int]:
         """Return how many sessions are in each of ``STATES``."""
@@ -183,6 +197,7 @@ class _Live:
             customers=tuple(sorted(customers, key=_fullness)),
             lines=tuple(sorted(self._lines(), key=lambda line: -line.at_ms)[:_MOST_LINES]),
             refused=tuple(sorted(refused.items())),
+            latches=tuple(map(self._latch, latches_of(self.ledger, self.refusals))),
         )
 
     def _is_outer(self, node: Node) -> bool:
@@ -264,6 +279,10 @@ class _Live:
             said=len(row["said"]),
             approvers=int(row["approvers"]),
         )
+
+    def _latch(self, latch: HeldLatch) -> LiveLatch:
+        _, session, _, _ = self._names(latch.session)
+        return LiveLatch(latch.id, latch.rule, latch.reason, session, latch.since_ms, latch.ends_ms)
 
     def _out(self, hold: Hold) -> Out:
         _, session, agent, customer = self._names(hold.node_id)

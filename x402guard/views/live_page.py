@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from msgspec import Struct
 
 from x402guard.views import words
-from x402guard.views.live import STATES, Ask, Line, LiveCustomer, LiveSession, LiveView, chosen
+from x402guard.views.live import STATES, Ask, Line, LiveCustomer, LiveLatch, LiveSession, LiveView, chosen
 from x402guard.views.markup import bar, el, foreign, patterns, section, swatch, written
 from x402guard.views.model import EVIDENCE, Out
 from x402guard.views.page import asset, document
@@ -37,7 +37,9 @@ def live_page(view: LiveView | None, choice: Choice) -> str:
     filled = {} if view is None else _elements(view, choice)
     made = {name: el("div", filled.get(name, []), id=name, class_="live") for name in _SECTIONS}
     beside = el("div", made["customers"], made["out"], made["lines"], class_="two three-live")
-    main = el("main", made["now"], made["asks"], _filters(view, choice), made["sessions"], beside, id="main")
+    main = el(
+        "main", made["now"], made["asks"], _filters(view, choice), made["sessions"], made["latches"], beside, id="main"
+    )
     said = "Read from the ledger, one moment for every figure on this page. "
     return document(
         "x402guard live",
@@ -56,7 +58,7 @@ def live_page(view: LiveView | None, choice: Choice) -> str:
     )
 
 
-_SECTIONS: Final = ("now", "asks", "sessions", "customers", "out", "lines")
+_SECTIONS: Final = ("now", "asks", "sessions", "latches", "customers", "out", "lines")
 
 
 def sections(view: LiveView, choice: Choice) -> dict[str, str]:
@@ -69,6 +71,7 @@ def _elements(view: LiveView, choice: Choice) -> dict[str, list[Element]]:
         "now": _now(view),
         "asks": _asks(view.asks, choice.is_owner),
         "sessions": _sessions(view, choice),
+        "latches": _latches(view.latches),
         "customers": _customers(view.customers),
         "out": _out(view),
         "lines": _lines(view.lines),
@@ -293,6 +296,23 @@ def _customers(customers: tuple[LiveCustomer, ...]) -> list[Element]:
             el("table", el("tbody", rows)),
         )
     ]
+
+
+def _latches(latches: tuple[LiveLatch, ...]) -> list[Element]:
+    if not latches:
+        return []
+    rows = [
+        el(
+            "tr",
+            el("td", foreign(latch.reason), el("span", foreign(latch.session), class_="sub"), class_="what"),
+            el("td", f"since {words.moment(latch.since_ms)}", class_="m"),
+            el("td", "until cleared" if latch.ends_ms is None else f"until {words.moment(latch.ends_ms)}", class_="m"),
+            el("td", el("code", f"x402guard latches --clear {latch.id}"), class_="n"),
+        )
+        for latch in latches[:_MOST_OUT]
+    ]
+    why = "Each refuses what it is about until it ages, or its owner clears it."
+    return [section(None, f"Latches: {len(latches):,}", why, el("table", el("tbody", rows), class_="stack"))]
 
 
 def _stopped(why: str | None) -> Element | None:

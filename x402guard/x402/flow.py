@@ -127,7 +127,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         return None
     refuse = partial(refused, context)
     if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more
-        learn, keys = partial(note_version, request=request), tuple(origin_marks(request))
+        learn, keys = partial(note_version, policy=context.policy, request=request), tuple(origin_marks(request))
         refuse = partial(refused, context, also=learn, marks=keys)
     impossible = _cannot_pay(request, context)
     if impossible is not None:

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+from msgspec.structs import replace
+
 from x402guard.flow.request import RequestFacts, route_of
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold
-from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
+from x402guard.ledger.authorize import Latch, Refusal
+from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling, ceiling_mark
 from x402guard.ledger.view import LedgerView
+from x402guard.policy.latches import aging, seen, seen_at
 from x402guard.policy.patterns import host_name
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer
@@ -54,9 +57,10 @@ def _said(request: RequestFacts) -> str:
 _NOTHING_KNOWN: Final[Mapping[str, Any]] = {"v2": False, "facilitators": []}
 
 
-def _known(view: LedgerView, request: RequestFacts) -> Mapping[str, Any]:
-    known = view.mark(("origin", request.origin)) or _NOTHING_KNOWN
-    said = view.mark(("origin", _said(request))) if request.by_offer else None
+def _known(view: LedgerView, request: RequestFacts, days: int | None) -> Mapping[str, Any]:
+    """Return what is known of an origin, and was seen within *days* (None: ever)."""
+    known = seen(view, ("origin", request.origin), days) or _NOTHING_KNOWN
+    said = seen(view, ("origin", _said(request)), days) if request.by_offer else None
     if said is None:
         return known
     return {
@@ -94,42 +98,72 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     the owner lists it. The facilitator of an ``upto`` has to be on the owner's list or,
     without a list, one of the first three of its origin.
     """
-    offer, known = case.offer, _known(view, case.request)
+    offer, days = case.offer, policy.latch_days
+    known = _known(view, case.request, days)
     if offer.version == 1 and known["v2"]:
         reason = f"{case.shown(case.request.origin)} has used x402 v2 before and now offers v1: its v2 header may have been removed"
-        return Refusal("version_downgrade", reason)
-    shaped = view.mark(shape_mark(case.request.host))
-    if policy.hosts is None and shaped is not None and not _is_sibling(shaped["host"], host_name(case.request.host)):
-        reason = f"{case.shown(case.request.host)} looks like {shaped['host']}, which was paid before; list it in policy.hosts, with all others that may be paid"
-        return Refusal("look_alike_host", reason, advice="Check the name of the host.")
-    if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
-        reason = (
-            f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
-        )
-        return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
+        return Refusal("version_downgrade", reason, latch=_latch(view, case.request, days))
+    alike = _look_alike(view, policy, case) or _no_meter(view, policy, offer)
+    if alike is not None:
+        return alike
     changed = bool(known.get("paid")) and _is_new(view, case.request, offer.payee)
     if policy.payee_change == "refuse" and changed:
         reason = f"{case.shown(case.request.origin)} was paid before, but never to {offer.payee}; setting policy.payee_change"
-        return Refusal("payee_change", reason)
-    seen = list(known["facilitators"])
+        return Refusal("payee_change", reason, latch=_latch(view, case.request, days))
+    facilitators = list(known["facilitators"])
     if offer.facilitator is not None:
-        objection = _facilitator(policy, offer, seen)
+        objection = _facilitator(policy, offer, facilitators)
         if objection is not None:
-            return objection
-        if offer.facilitator not in seen and policy.facilitators is None:
-            seen.append(offer.facilitator)
+            listed = policy.facilitators is not None
+            return objection if listed else replace(objection, latch=_latch(view, case.request, days))
+        if offer.facilitator not in facilitators and policy.facilitators is None:
+            facilitators.append(offer.facilitator)
     if offer.version == 2:
-        view.put_mark(origin_marks(case.request)[-1], {**known, "v2": True, "facilitators": seen})
+        _note(view, case.request, {**known, "v2": True, "facilitators": facilitators})
     return None
 
 
-def note_payee(view: LedgerView, case: Case) -> None:
+def _note(view: LedgerView, request: RequestFacts, known: Mapping[str, Any]) -> None:
+    """Write what is known of an origin, and when it was seen last."""
+    view.put_mark(origin_marks(request)[-1], {**known, "at_ms": seen_at(view, known)})
+
+
+def _latch(view: LedgerView, request: RequestFacts, days: int | None) -> Latch:
+    """Return the latch of an origin: that of what was seen itself, else that of what an offer has said of it."""
+    keys = [key for key in origin_marks(request) if seen(view, key, days) is not None]
+    return aging(keys[0], view.mark(keys[0]) or {}, days)
+
+
+def _look_alike(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
+    host, key = host_name(case.request.host), shape_mark(case.request.host)
+    shaped = seen(view, key, policy.latch_days)
+    if policy.hosts is not None or shaped is None or not shaped["host"] or _is_sibling(shaped["host"], host):
+        return None
+    reason = f"{case.shown(case.request.host)} looks like {shaped['host']}, which was paid before; list it in policy.hosts, with all others that may be paid"
+    advice = "Check the name of the host. If it is right, its owner clears the latch: x402guard latches"
+    return Refusal("look_alike_host", reason, advice=advice, latch=aging(key, shaped, policy.latch_days))
+
+
+def _no_meter(view: LedgerView, policy: Policy, offer: Offer) -> Refusal | None:
+    if policy.upto_at_ceiling != "refuse" or offer.scheme != "upto":
+        return None
+    key = ceiling_mark(offer.payee)
+    settled = seen(view, key, policy.latch_days)
+    if settled is None or not always_at_ceiling(view, offer.payee):
+        return None
+    reason = f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
+    latch = aging(key, settled, policy.latch_days)
+    return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)", latch=latch)
+
+
+def note_payee(view: LedgerView, policy: Policy, case: Case) -> None:
     """Record the payee of an origin: one mark each, so that the cost of a decision does not grow with their number."""
-    view.put_mark(origin_marks(case.request)[-1], {**_known(view, case.request), "paid": True})
+    _note(view, case.request, {**_known(view, case.request, policy.latch_days), "paid": True})
     view.put_mark(payee_marks(case.request, case.offer.payee)[-1], {"known": True})
-    shape = shape_mark(case.request.host)
-    if view.mark(shape) is None and not case.request.by_offer:
-        view.put_mark(shape, {"host": host_name(case.request.host)})
+    host, shape = host_name(case.request.host), shape_mark(case.request.host)
+    shaped = seen(view, shape, policy.latch_days)
+    if not case.request.by_offer and (shaped is None or shaped["host"] in ("", host)):
+        view.put_mark(shape, {"host": host, "at_ms": seen_at(view, shaped)})
 
 
 def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
@@ -139,9 +173,10 @@ def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
-def note_version(view: LedgerView, request: RequestFacts) -> None:
-    """Record that an origin has used v2, also if its offer was refused."""
-    view.put_mark(origin_marks(request)[-1], {**_known(view, request), "v2": True})
+def note_version(view: LedgerView, policy: Policy, request: RequestFacts) -> None:
+    """Record that an origin has used v2, also if its offer was refused, which makes nothing else of it known anew."""
+    known = _known(view, request, policy.latch_days)
+    view.put_mark(origin_marks(request)[-1], {"at_ms": view.now_ms, **known, "v2": True})
 
 
 def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Refusal | None:

@@ -36,6 +36,7 @@ from x402guard.policy.approvals import (
     judge_unapproved,
     note_unapproved,
     shown_text,
+    unapproved_latch,
     unapproved_mark,
 )
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
@@ -301,11 +302,12 @@ def _buy(
     if excess is not None:
         return excess
     run_id, approvals = run_of(context.node_id), context.policy.approvals
-    verdict = effective_verdict(view, judge_unapproved(view, approvals, subject, run_id, case.verdict), subject)
+    judged = judge_unapproved(view, approvals, subject, run_id, case.verdict)
+    verdict = effective_verdict(view, judged, subject)
     if verdict.action == "ask" and not context.asks:
-        return Refusal(
-            NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview
-        )
+        reason = f"{verdict.reason}, and this guard has no approver"
+        latch = None if judged is case.verdict else unapproved_latch(view, approvals, run_id, subject.payee)
+        return Refusal(NEEDS_REVIEW, reason, priced.amount, error=NeedsReview, latch=latch)
     if verdict.action == "ask":
         unasked = Unasked(
             subject,
@@ -325,7 +327,7 @@ def _buy(
         return decided
     note_taken(view, context.policy, priced, decided.id)
     note_secret(view, decided, case)
-    note_payee(view, case)
+    note_payee(view, context.policy, case)
     note_unapproved(view, approvals, subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
     _note_like(view, context, decided, priced)

@@ -103,27 +103,32 @@ def test_children_share_the_velocity_of_their_run(ledger_url):
                 search(session.child("fresh", budget="$0.10"), 3)
 
 
-def test_new_payees_are_counted_over_all_sessions_and_a_refusal_names_the_rule(ledger_url):
+def test_new_payees_are_counted_over_a_run_and_a_refusal_names_the_rule(ledger_url):
     payees = [f"0x{n:040x}" for n in range(1, 13)]
-    with make_guard(ledger_url, policy=Policy(velocity=Velocity(new_payees_per_day=3))) as guard:
+    with (
+        make_guard(ledger_url, policy=Policy(velocity=Velocity(new_payees_per_day=3))) as guard,
+        guard.session("s", budget="$5.00") as run,
+    ):
         for number, payee in enumerate(payees[:4]):
-            with guard.session(f"s{number}", budget="$5.00") as session:
+            with run.child(f"s{number}", budget="$1.00") as session:
                 http = client(session, Shop(required(accept(payTo=payee), url=URL)))
                 if number < 3:
                     http.get(URL)
                 else:
-                    with pytest.raises(VelocityExceeded, match="3 new payees were paid within a day"):
+                    with pytest.raises(VelocityExceeded, match="this run has paid 3 new payees within a day"):
                         http.get(URL)
                     assert [row["rule"] for row in session.report().to_dict()["refusals"]] == ["new_payees_per_day"]
 
 
-def test_one_run_leaves_new_payees_to_the_others(ledger_url):
-    """A run whose agent was led astray pays ten new sellers, one after the other; the next run still finds its own."""
+def test_runs_that_were_led_astray_leave_new_payees_to_the_others(ledger_url):
+    """Two runs whose agents were led astray pay ten new sellers each; the next run still finds its own."""
     fresh = (f"0x{n:040x}" for n in range(1, 100))
 
-    def pays(session):
-        """The new payees that a session pays until it is refused."""
+    def pays(session, most):
+        """The new payees that a session pays until it is refused, at most *most*."""
         for count, payee in enumerate(fresh):
+            if count == most:
+                return count, ""
             url = f"https://seller-{payee[-2:]}.example/a"
             try:
                 client(session, Shop(required(accept(payTo=payee), url=url))).get(url)
@@ -132,8 +137,9 @@ def test_one_run_leaves_new_payees_to_the_others(ledger_url):
         return None
 
     with make_guard(ledger_url) as guard:
-        found = [pays(guard.session(name, budget="$5.00")) for name in ("astray", "honest", "third")]
-    assert found == [(8, "new_payees_per_day"), (2, "new_payees_per_day"), (0, "new_payees_per_day")]
+        astray = [pays(guard.session(name, budget="$5.00"), 30) for name in ("astray", "as well")]
+        honest = pays(guard.session("honest", budget="$5.00"), 3)
+    assert (astray, honest) == ([(10, "new_payees_per_day")] * 2, (3, ""))
 
 
 def test_of_two_offers_the_one_whose_payee_may_be_paid_is_taken(ledger_url):

@@ -101,7 +101,7 @@ def test_a_counter_that_says_less_is_told(spent, name):
 @pytest.mark.parametrize("kind", ["steps", "calls", "paid_to", "payee", "velocity"])
 def test_a_counter_that_is_gone_is_told(spent, kind):
     with closing(open_store(spent)) as store:
-        keys = [key for key in store.marks(kind, "") if not key.startswith(("new payees of ", "new payees at "))]
+        keys = list(store.marks(kind, ""))
     assert keys
     for key in keys:
         change(spent, kind, key, None)

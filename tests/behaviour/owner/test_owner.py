@@ -196,7 +196,7 @@ def test_what_an_agent_writes_is_seen_by_who_only_looks(url):
 
 
 def test_a_file_that_this_user_may_not_write_is_looked_at(url, agent, monkeypatch):
-    monkeypatch.setattr("x402guard.guard.owner.os.access", lambda path, mode: False)
+    monkeypatch.setattr("x402guard.guard.arguments.os.access", lambda path, mode: False)
     with Owner(url) as owner:
         assert owner.budget("run").spent == Decimal("0.30")
         with pytest.raises(LedgerUnavailable, match="is open to be read only"):
