@@ -163,11 +163,11 @@ def asked(url, **changes):
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        ("cd", "no question waits"),
-        ("", "no question waits"),
-        ("ab" * 33, "no question waits"),
-        ("%", "no question waits"),
-        ("a", "2 questions begin"),
+        ("cd", "no question has the id"),
+        ("", "no question has the id"),
+        ("ab" * 33, "no question has the id"),
+        ("%", "no question has the id"),
+        ("a", "2 questions have the id"),
     ],
 )
 def test_an_id_that_names_no_one_question_is_a_mistake(url, approvals, question, says):

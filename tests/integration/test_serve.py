@@ -102,7 +102,7 @@ def test_the_page_and_its_events_are_of_the_ledger(served, folder):
         spent = owner.live().spent
     [first] = events(served)
     assert set(first["sections"]) == {
-        "now", "asks", "sessions", "customers", "out", "lines", "pick-customer", "pick-agent",
+        "now", "asks", "sessions", "latches", "customers", "out", "lines", "pick-customer", "pick-agent",
     }  # fmt: skip
     assert f"${spent / 10**9:.5f}".rstrip("0") in first["sections"]["now"]
 
@@ -177,7 +177,7 @@ def test_the_owner_stops_a_session_and_is_told_what_is_wrong(served, folder):
             session.charge("serp", "$0.01")
     for path, form, status, words in (
         ("stop", {"session": "nowhere"}, 409, "there is no session"),
-        ("answer", {"ask": "nothing", "answer": "allow"}, 409, "no question waits"),
+        ("answer", {"ask": "nothing", "answer": "allow"}, 409, "no question has the id"),
         ("answer", {"ask": "nothing", "answer": "Allow"}, 409, "it is neither allow nor deny"),
         ("stop", {"session": "x", "reason": "y" * 5_000}, 413, "too large"),
     ):

@@ -1,4 +1,4 @@
-"""Defines the commands ``reconcile``, ``holds cancel`` and ``holds forgive``."""
+"""Defines the commands ``reconcile``, ``acknowledge``, ``holds cancel`` and ``holds forgive``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, say, seconds, working
-from x402guard.cli.sessions import holds
+from x402guard.cli.sessions import holds, show
 from x402guard.errors import LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.money import format_dollars
@@ -43,6 +43,29 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
                 if pause_s is None:
                     raise typer.Exit(1 if found.is_alarming or found.unreadable else 0)
             time.sleep(pause_s)
+
+
+def acknowledge(
+    transfer: Annotated[
+        str | None, typer.Argument(help="The transfer's id; without it, the transfers are listed.")
+    ] = None,
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say that you know a transfer out of the wallet that no payment explains: it is no alarm any more, and trips nothing.
+
+    Without an id, lists those that are not acknowledged. Example: x402guard acknowledge 3f2a
+    """
+    if transfer is not None:
+        with Owner(ledger) as owner:
+            row = owner.acknowledge(transfer)
+            said = f"acknowledged by {owner.by}: ${row.amount} of {row.symbol} to {row.payee}"
+            say(f"{said}, {row.network} {row.transaction}", row.to_dict(), as_json=as_json)
+        return
+    with Owner(ledger, read_only=True) as owner:
+        rows = [row.to_dict() for row in owner.unexplained()]
+    brief = ("id", "amount", "symbol", "payee", "network", "transaction")
+    show(rows, as_json=as_json, empty="no transfer is unexplained", brief=brief)
 
 
 @holds.command("cancel")
@@ -102,7 +125,8 @@ def _lines(found: Reconciliation) -> list[str]:
         lines.append(f"counted ${format_dollars(found.added)} more than before")
     lines += [f"receipt contradicted by the chain: hold {hold_id[:16]}…" for hold_id in found.contradicted]
     lines += [
-        f"left the wallet, not in the ledger: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} {row['transaction']}"
+        f"left the wallet, not in the ledger: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} "
+        f"{row['transaction']} (if you know it: x402guard acknowledge {row['id']})"
         for row in found.unexplained
     ]
     lines += [

@@ -28,7 +28,11 @@ from x402guard.guard.owner_rows import (
     LatchRow,
     LimitChange,
     QuestionRow,
+    TransferRow,
+    delegation_named,
+    delegation_rows,
     limited,
+    only_one,
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
@@ -62,6 +66,7 @@ from x402guard.views.live import LiveView, live_of
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciled import Reconciliation
+from x402guard.x402.unexplained import acknowledge, key_of, unexplained_in
 
 R = TypeVar("R")
 
@@ -238,12 +243,26 @@ class Owner:
         Raises ``ConfigError`` for one that is not there.
         """
         found = [each for each in latches_of(self._store) if latch and each.id.startswith(latch)]
-        if len(found) != 1:
-            what = "no latch has" if not found else f"{len(found)} latches have"
-            raise ConfigError(f"latch: {what} the id {latch!r:.80}; see x402guard latches")
-        scope = Scope(nodes=(WALLET,), marks=(found[0].key,), durable=True)
-        self._store.transact(scope, lambda view: clear(view, found[0], self.by))
-        return LatchRow.of(found[0])
+        held = only_one("latch", latch, found, "x402guard latches")
+        scope = Scope(nodes=(WALLET,), marks=(held.key,), durable=True)
+        self._store.transact(scope, lambda view: clear(view, held, self.by))
+        return LatchRow.of(held)
+
+    def unexplained(self) -> list[TransferRow]:
+        """Return the Transfers out of the wallet that no payment explains, and that were not acknowledged."""
+        return [TransferRow.of(row) for row in unexplained_in(self._store)]
+
+    def acknowledge(self, transfer: str) -> TransferRow:
+        """Record that the owner knows of a Transfer, by its id or a unique beginning of it: it is no alarm any more.
+
+        Raises ``ConfigError`` for one that is not there.
+        """
+        found = [row for row in unexplained_in(self._store) if transfer and row["id"].startswith(transfer)]
+        row = only_one("transfer", transfer, found, "x402guard acknowledge")
+        key = key_of(self._store, row["id"])
+        scope = Scope(nodes=(WALLET,), marks=(key,), durable=True)
+        self._store.transact(scope, lambda view: acknowledge(view, key, self.by))
+        return TransferRow.of(row)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -333,7 +352,7 @@ class Owner:
 
     def delegations(self, session: str | None = None) -> list[DelegationRow]:
         """Return the tasks that agents have delegated: all of them, or those of a session and below."""
-        return self._rows_of("" if session is None else f"{self._session(session)}/")
+        return delegation_rows(self._store, "" if session is None else f"{self._session(session)}/")
 
     def revoke(self, delegation: str, reason: str = "by its owner") -> DelegationRow:
         """Revoke a delegation: its token is worth nothing, and its session is tripped.
@@ -342,31 +361,13 @@ class Owner:
         id the outermost is meant, because an agent chooses the ids of those below it. Raises ``ConfigError``, also if it is
         answered already.
         """
-        known = {row.session: row for row in self._rows_of("")}
-        named = [row for row in known.values() if row.request_id == delegation]
-        named = named or [row for row in known.values() if delegation and row.request_id.startswith(str(delegation))]
-        least = min((row.session.count("/") for row in named), default=0)
-        found = [known[delegation]] if delegation in known else [r for r in named if r.session.count("/") == least]
-        if len(found) != 1:
-            what = "no delegation has" if not found else f"{len(found)} delegations have"
-            fix = "see x402guard delegations list" if not found else "name it by its session"
-            raise ConfigError(f"delegation: {what} the id {delegation!r:.200}; {fix}")
-        session, why = found[0].session, f"{check_reason(reason)} (by {self.by})"
+        session = delegation_named(self._store, delegation).session
+        why = f"{check_reason(reason)} (by {self.by})"
         row = read_delegation(self._store.marks("delegation", session)[session])
         scope = Scope(nodes=(session,), marks=delegation_marks(row), durable=True)
         with self._guard(pays=False) as guard:
             transact_now(guard.shell, scope, lambda view: revoke(view, session, why))
-        return next(each for each in self._rows_of(session) if each.session == session)
-
-    def _rows_of(self, below_id: str) -> list[DelegationRow]:
-        nodes, now_ms, instances = nodes_of(self._store), self._store.now_ms(), self._store.marks("instance", "")
-        found = [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
-        found.sort(key=lambda each: nodes[each.session].created_ms)
-        gone = gone_instances(instances, now_ms)
-        asks = {row["sender"] for row in self._store.marks("input", "").values() if not row["taken"]}
-        return [
-            DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__, asks=asks) for each in found
-        ]
+        return next(each for each in delegation_rows(self._store, session) if each.session == session)
 
     def watchdog(
         self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10
@@ -490,10 +491,8 @@ class Owner:
     def _answer(self, question: str, by: str | None, *, yes: bool) -> QuestionRow:
         person = self.by if by is None else by
         found = [row for row in self.approvals() if question and row.is_meant_by(question)]
-        if len(found) != 1:
-            what = "no question waits" if not found else f"{len(found)} questions begin"
-            raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")
-        key, shown = found[0].key, found[0].id
+        asked = only_one("question", question, found, "x402guard approvals list")
+        key, shown = asked.key, asked.id
         scope = Scope(marks=(approval_mark(key),), durable=True)
         row = self._store.transact(scope, lambda view: give_answer(view, key, person, allow=yes, shown=shown))
         return QuestionRow.of(key, row, self._store.now_ms())

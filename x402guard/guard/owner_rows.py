@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
+from x402guard.guard.arguments import gone_instances
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
-from x402guard.ledger.delegations import Delegation, standing_of
+from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
 from x402guard.ledger.owner import known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
+from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.questions import question_id
+from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.latches import HeldLatch
 from x402guard.views.words import printable
+
+R = TypeVar("R")
 
 
 class _Row:
@@ -178,6 +183,27 @@ class LatchRow(_Row):
             for ms in (latch.since_ms, latch.refused_ms, latch.ends_ms)
         )
         return cls(latch.id, latch.rule, printable(latch.reason), latch.session, since or "", refused or "", ends)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRow(_Row):
+    """A Transfer out of the wallet that no payment explains. The amount is in dollars; ``seen`` is ISO 8601."""
+
+    id: str
+    network: str
+    token: str
+    symbol: str
+    transaction: str
+    payee: str
+    amount: Decimal
+    seen: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> TransferRow:
+        """Return the row of what ``reconcile`` has found."""
+        seen = datetime.fromtimestamp(row["at_ms"] / 1000, UTC).isoformat(timespec="seconds")
+        same = {name: row[name] for name in ("id", "network", "token", "symbol", "transaction", "payee")}
+        return cls(**same, amount=nanos_to_decimal(row["amount"]), seen=seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,3 +364,31 @@ def limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: boo
         raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
     set_limit(view, node_id, limit, by)
     return change.done(unlent(view, node_id))
+
+
+def delegation_rows(ledger: LedgerReads, below_id: str = "") -> list[DelegationRow]:
+    """Return the delegations of sessions whose ids begin with *below_id*, the oldest session first."""
+    nodes, now_ms, instances = nodes_of(ledger), ledger.now_ms(), ledger.marks("instance", "")
+    found = [read_delegation(row) for row in ledger.marks("delegation", below_id).values()]
+    found.sort(key=lambda each: nodes[each.session].created_ms)
+    gone = gone_instances(instances, now_ms)
+    asks = {row["sender"] for row in ledger.marks("input", "").values() if not row["taken"]}
+    return [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__, asks=asks) for each in found]
+
+
+def delegation_named(ledger: LedgerReads, text: str) -> DelegationRow:
+    """Return the delegation of a session, or of a request by its id or a unique beginning of it. Raises ``ConfigError``."""
+    known = {row.session: row for row in delegation_rows(ledger)}
+    named = [row for row in known.values() if row.request_id == text]
+    named = named or [row for row in known.values() if text and row.request_id.startswith(str(text))]
+    least = min((row.session.count("/") for row in named), default=0)
+    fitting = [known[text]] if text in known else [row for row in named if row.session.count("/") == least]
+    return only_one("delegation", text, fitting, "x402guard delegations list, and name it by its session")
+
+
+def only_one(what: str, text: str, found: Sequence[R], look: str) -> R:
+    """Return the only one of *found*. Raises ``ConfigError`` with where to *look* if *text* names none of them, or several."""
+    if len(found) != 1:
+        said = f"no {what} has" if not found else f"{len(found)} {what}s have"
+        raise ConfigError(f"{what}: {said} the id {text!r:.200}; see {look}")
+    return found[0]

@@ -26,9 +26,15 @@ from x402guard.money import format_dollars
 OVER: Final = 0
 """The end of a task's time that is past by any clock, in unix milliseconds."""
 
+UNEXPLAINED: Final = "unexplained_transfer"
+"""The event of a Transfer out of the wallet that no payment explains, and the word of a trip by one."""
+
+ACKNOWLEDGED: Final = "transfer_acknowledged"
+"""The event of such a Transfer that its owner knows of."""
+
 TERMINATIONS: Final = (
     "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
-    "rolled_back", "session_timeout", "spend_spike", "unexplained_transfer", "watchdog",
+    "rolled_back", "session_timeout", "spend_spike", UNEXPLAINED, "watchdog",
 )  # fmt: skip
 """Every value of ``terminated_by`` except null."""
 

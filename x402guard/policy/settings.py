@@ -64,7 +64,7 @@ class Policy:
         foreign_payments: if a request has a payment that the guard did not make: ``refuse``, ``book`` (its amount is
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
-            ``trip`` the wallet.
+            ``trip`` the wallet, each time, until its owner acknowledges it (``x402guard acknowledge``).
         latch_days: days after which what was last seen of a host, an origin or a payee is held against no later offer
             (1 to 3,650); None for never. ``x402guard latches`` lists what refuses now.
         reorg_exposure: dollars of all remainders of ``upto`` payments that may be used before their blocks are final; a

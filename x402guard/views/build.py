@@ -14,6 +14,7 @@ from x402guard.errors import ConfigError
 from x402guard.kernel.rows import Node, NodeKind
 from x402guard.kernel.windows import window_end_ms
 from x402guard.ledger.authorize import BUDGET
+from x402guard.ledger.budgets import ACKNOWLEDGED, UNEXPLAINED
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.tree import path, plain_room, remaining
@@ -40,7 +41,6 @@ from x402guard.views.taken import Home, Period, Refused, Taken, exposed_until, h
 _MOST_SESSIONS: Final = 20
 _MOST_OUT: Final = 200
 _DAY_MS: Final = 86_400_000
-_UNEXPLAINED: Final = "unexplained_transfer"
 
 
 def build_view(books: Books, *, since_ms: int | None = None, until_ms: int | None = None) -> View:
@@ -254,10 +254,12 @@ def _chain(books: Books, found: Sequence[Taken], period: Period) -> Chain:
     payments = [one for one in found if one.kind == "payment" and one.captured and one.is_call]
     counts = Counter(one.evidence for one in payments)
     networks = dict.fromkeys(str(one.facts.get("network") or "") for one in found if one.kind == "payment")
+    events = [(entry.at_ms, entry.facts()) for entry in books.entries if entry.event == "event"]
+    known = {facts["id"] for _, facts in events if facts.get("name") == ACKNOWLEDGED}
     foreign = [
-        entry.facts()
-        for entry in books.entries
-        if entry.event == "event" and period.holds(entry.at_ms) and entry.facts().get("name") == _UNEXPLAINED
+        facts
+        for at_ms, facts in events
+        if period.holds(at_ms) and facts.get("name") == UNEXPLAINED and facts.get("id") not in known
     ]
     return Chain(
         payments=len(payments),

@@ -23,7 +23,7 @@ class Reconciliation:
         freed, added: the amounts given back to budgets, and counted in addition.
         contradicted: ids of payments whose receipt the chain contradicts.
         unreadable: network → the reason why it could not be read.
-        unexplained: Transfers out of the wallet that no payment in the ledger explains.
+        unexplained: Transfers out of the wallet that no payment in the ledger explains, until its owner acknowledges them.
         unexplained_total: their total value.
         allowances: the amounts that Permit2 may still move, one row per token.
         unproven_tokens: why figures of tokens that the owner has added are not believed, one sentence each.

@@ -26,7 +26,7 @@ from x402guard.kernel.given_back import proof_key
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.rows import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.authorize import lapse_due
-from x402guard.ledger.budgets import trip
+from x402guard.ledger.budgets import UNEXPLAINED, trip
 from x402guard.ledger.events import Lapse
 from x402guard.ledger.evidence import explain, fitting_payments, make_provable, proven_by, unshown_payee
 from x402guard.ledger.findings import Finding, Unreadable
@@ -40,6 +40,7 @@ from x402guard.money import format_dollars
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
 from x402guard.x402.tokens import doubt_of, facts_of
+from x402guard.x402.unexplained import note_unexplained, unexplained_in
 
 
 def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
@@ -152,10 +153,7 @@ def reconcile_wallet(
             unexplained.append(transfer)
     result.complete = result.complete and found.complete and upto == found.upto
     compared = replace(found, upto=upto, upto_unix=found.upto_unix if upto == found.upto else 0)
-    trips = context.policy.unexplained_transfer == "trip"
-    reported = yield from _note_scan(token, payer, after, compared, unexplained, trips=trips)
-    result.unexplained += reported
-    result.unexplained_total += sum(row["amount"] for row in reported)
+    yield from _note_scan(token, payer, after, compared, unexplained)
 
 
 def _may_be(transfer: OutgoingTransfer, intent: Intent, token: Asset) -> bool:
@@ -230,56 +228,45 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset,
-    payer: Address,
-    after: int | None,
-    found: Transfers,
-    unexplained: list[OutgoingTransfer],
-    *,
-    trips: bool,
-) -> Flow[list[dict[str, Any]]]:
-    """Record up to where Transfers were compared, notify the owner of unexplained ones, and return their rows.
-
-    *trips*: they also trip the wallet.
-    """
+    token: Asset, payer: Address, after: int | None, found: Transfers, unexplained: list[OutgoingTransfer]
+) -> Flow[None]:
+    """Record up to where Transfers were compared and which of them no payment explains, and notify the owner of those."""
     key = scan_mark(token, payer)
-    rows = [_unexplained_row(token, transfer) for transfer in unexplained]
-    total = sum(row["amount"] for row in rows)
 
-    def change(view: LedgerView) -> list[dict[str, Any]]:
+    def change(view: LedgerView) -> None:
         before = view.mark(key)
         compared = _block_of(before)
         if compared != after or compared == found.upto:
-            return []  # another reconciliation has compared these blocks; the next one continues
+            return  # another reconciliation has compared these blocks; the next one continues
         unix = max(found.upto_unix, int((before or {}).get("unix", 0)))
         view.put_mark(key, {"block": found.upto, "at_ms": view.now_ms, "unix": unix})
-        for row in rows:
-            view.record(WALLET, "event", facts={"name": "unexplained_transfer", **row})
+        rows = [note_unexplained(view, token, transfer) for transfer in unexplained]
         if rows:
-            what = "1 transfer" if len(rows) == 1 else f"{len(rows)} transfers"
-            message = (
-                f"{what} of ${format_dollars(total)} left the wallet on {token.network}, not explained by the ledger"
-            )
+            total = sum(row["amount"] for row in rows)
+            message = f"{_left(len(rows), total)} on {token.network}, not explained by the ledger"
             told = {"total": format_dollars(total), "transfers": rows[:20]}
-            view.tell("unexplained_transfer", "critical", message, session=WALLET, amount=total, facts=told)
-            if trips:
-                trip(view, WALLET, "unexplained_transfer", message)
-        return rows
+            view.tell(UNEXPLAINED, "critical", message, session=WALLET, amount=total, facts=told)
 
-    scope = Scope(nodes=(WALLET,), marks=(key,), durable=trips)
-    answer: list[dict[str, Any]] = yield Transact(scope, change)
-    return answer
+    yield Transact(Scope(nodes=(WALLET,), marks=(key,)), change)
 
 
-def _unexplained_row(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
-    return {
-        "network": token.network,
-        "token": token.contract,
-        "symbol": token.symbol,
-        "transaction": transfer.transaction,
-        "payee": transfer.payee,
-        "amount": token.value_nanos(transfer.amount_atomic),
-    }
+def _left(count: int, total: int) -> str:
+    what = "1 transfer" if count == 1 else f"{count} transfers"
+    return f"{what} of ${format_dollars(total)} left the wallet"
+
+
+def _tell_unacknowledged(store: LedgerStore, context: Context, result: Reconciliation) -> Flow[None]:
+    """Return what is unexplained and not acknowledged, from this comparison or an earlier one; it trips the wallet anew.
+
+    A reset does not say that its owner knows of them.
+    """
+    result.unexplained = unexplained_in(store)
+    result.unexplained_total = total = sum(row["amount"] for row in result.unexplained)
+    if result.unexplained and context.policy.unexplained_transfer == "trip":
+        ids = " ".join(row["id"] for row in result.unexplained[:5])
+        reason = f"{_left(len(result.unexplained), total)}, not explained by the ledger: x402guard acknowledge {ids}"
+        scope = Scope(nodes=(WALLET,), durable=True)
+        yield Transact(scope, lambda view: trip(view, WALLET, UNEXPLAINED, reason))
 
 
 def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flow[None]:
@@ -343,6 +330,7 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
     undecided, unshown = partial(_undecided, store), partial(store.marks, "unshown")
     for token in context.registry.on(context.chains):
         yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided, unshown=unshown)
+    yield from _tell_unacknowledged(store, context, result)
 
 
 def _look_at_added(context: Context, result: Reconciliation) -> Flow[None]:

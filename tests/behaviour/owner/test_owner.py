@@ -94,7 +94,7 @@ def test_the_owner_answers_what_an_agent_asks(url):
                     time.sleep(0.01)
                 [question] = owner.approvals()
                 assert (question.what, question.yes) == ("send_email", "0 of 1")
-                with pytest.raises(ConfigError, match="no question waits with the id 'zz'"):
+                with pytest.raises(ConfigError, match="no question has the id 'zz'"):
                     owner.allow("zz")
                 answer(question.id)
                 thread.join(20)
