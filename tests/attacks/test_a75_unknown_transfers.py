@@ -76,8 +76,13 @@ def test_a75_the_command_lists_and_acknowledges(url, tmp_path):
         with pytest.raises(ConfigError, match="no transfer has the id ''; see x402guard acknowledge"):
             owner.acknowledge("")
     wrong = acknowledge("nothing")
-    assert (wrong.returncode, "no transfer has the id 'nothing'; see x402guard acknowledge" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "no transfer has the id 'nothing'; see x402guard acknowledge" in wrong.stderr) == (
+        2,
+        True,
+    )
     done = acknowledge(row.id)
-    assert (done.returncode, f"$7 of USDC to {THIEF}" in done.stdout or "$7.00" in done.stdout) == (0, True), done.stdout
+    assert (done.returncode, f"$7 of USDC to {THIEF}" in done.stdout or "$7.00" in done.stdout) == (0, True), (
+        done.stdout
+    )
     assert acknowledge().stdout == "no transfer is unexplained\n"
     assert acknowledge(row.id).returncode == 2  # it is known by now

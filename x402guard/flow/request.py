@@ -94,12 +94,17 @@ def routes_of(request: RequestFacts) -> tuple[str, ...]:
     return whole_routes(request.method, request.host, split_path(request.url).path)
 
 
-def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
-    """Return the purpose of a hold. *tool* is the model or tool that *request* calls, *step* its deduplication key."""
+def fingerprint_of(request: RequestFacts) -> str:
+    """Return SHA-256 over method, full URL and the body's bytes, in hex."""
     what = json.dumps([request.method, request.url, request.body_sha256 or ""])
+    return hashlib.sha256(what.encode()).hexdigest()
+
+
+def purpose_of(request: RequestFacts, fingerprint: str, tool: str = "", *, step: str = "") -> Purpose:
+    """Return the purpose of a hold. *tool* is the model or tool that *request* calls, *step* its deduplication key."""
     # No query, no fragment, and no user:password@ before the host.
     url = split_path(request.url)._replace(netloc=request.host, fragment="").geturl()
-    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
+    return Purpose(request.method, url, request.host, fingerprint, tool, step)
 
 
 def note_once(context: Context, name: str, where: str, place: str) -> Flow[None]:

@@ -17,7 +17,7 @@ from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.drivers import finish_closing, run, run_async, transact_now
 from x402guard.flow.surroundings import here
 from x402guard.guard.charges import DeclaresTools
-from x402guard.guard.session import Session, current_session
+from x402guard.guard.session import Session, current_session, outlived_session
 from x402guard.ledger.actions import Action, ActionState
 from x402guard.policy.steps import run_of
 from x402guard.tools.actions import begin, begin_staged, finish
@@ -35,8 +35,15 @@ class InContext(DeclaresTools):
         self.installed: Session | None = None
 
     def innermost(self) -> Session:
-        """Return the innermost budget in context. Raises ``ConfigError`` if there is none."""
-        session = current_session() or self.installed
+        """Return the innermost budget in context. Raises ``ConfigError`` if there is none.
+
+        What outlives its own run gets that run: the ledger refuses what it wants to spend, and tells once.
+        """
+        session = current_session()
+        over = outlived_session() if session is None else None
+        if over is not None:
+            return over
+        session = session or self.installed
         if session is None:
             raise ConfigError(
                 "session: none is in context; enter `with guard.session(…)` around this call, and in a plain thread wrap "

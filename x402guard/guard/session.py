@@ -74,15 +74,24 @@ _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=No
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
     found = block = _CURRENT.get()
+    is_inherited = False
     # A run that was left in another context is over here, too. What is inside another one is skipped only by the task
     # that entered it (an async generator that is left early ends in another task); a task that inherited it would lose
     # its limit and its rights.
     while block is not None and block.session.has_ended:
-        if block.entered_by() is not current_task() and not (block.outer is None and block.session.is_over):
+        is_own = block.entered_by() is current_task()
+        if not is_own and not (block.outer is None and block.session.is_over):
             break
+        is_inherited = is_inherited or not is_own
         block = block.outer
-    if block is not found:
+    if block is not found and not is_inherited:
         _CURRENT.set(block)  # tasks that begin from here on do not inherit what is over
+    return None if block is None else block.session
+
+
+def outlived_session() -> Session | None:
+    """Return the run that this task or thread was begun in and that has ended, if no session is open in this context."""
+    block = _CURRENT.get() if current_session() is None else None
     return None if block is None else block.session
 
 

@@ -14,7 +14,7 @@ from x402guard.errors import BudgetExhausted, TokensExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of
+from x402guard.flow.request import RequestFacts, fingerprint_of, purpose_of, route_of, routes_of
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, HoldKind, Nanos
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
@@ -366,7 +366,7 @@ def _new_hold(view: LedgerView, context: Context, request: RequestFacts, step: S
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
         instance=context.instance,
-        purpose=purpose_of(request, model, step=step.key),
+        purpose=purpose_of(request, fingerprint_of(request), model, step=step.key),
     )
 
 

@@ -59,8 +59,8 @@ class Policy:
         resource_mismatch: if an offer names another host than the request: ``warn`` or ``refuse``.
         upto_at_ceiling: if a payee's last twenty ``upto`` settlements took the ceiling: ``warn`` (event) or ``refuse``.
         payee_change: if a paid origin names a new payee: ``allow`` (honest sellers rotate) or ``refuse``.
-        repeat: if the run has bought the same request before (method, URL, body) and was given its answer: ``allow``,
-            ``ask`` an approver, or ``refuse``. It stops that call alone; ``extensions={"pay_again": True}`` passes.
+        repeat: if the run has bought the same request before (method, URL and body, however they are spelt) and was given
+            its answer: ``allow``, ``ask`` an approver, or ``refuse``. It stops that call alone; ``extensions={"pay_again": True}`` passes.
         foreign_payments: if a request has a payment that the guard did not make: ``refuse``, ``book`` (its amount is
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or

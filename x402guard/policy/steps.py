@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -167,16 +167,23 @@ def request_key(
 ) -> str:
     """Return the deduplication key of a request: kind, method, URL with its query, and the body.
 
-    A JSON body counts by its content, whatever its order and spaces, without its own fields that are *ignored*; any
-    other body counts by its bytes. Path and query always count in full. *similar*: see ``_digest``.
+    A JSON body of up to a megabyte counts by its content, whatever its order and spaces, without its own fields that are
+    *ignored*; any other body counts by its bytes. Path and query always count in full, parameters in any order and
+    spelling. *similar*: see ``_digest``.
     """
     parts = urlsplit(url)
-    host = plain_host(parts.hostname or "")
-    where = [parts.scheme, host, parts.port, plain_path(parts.path), parts.query]
-    return _digest([kind, method, where, _said(body, ignored)], similar=similar)
+    host, scheme = plain_host(parts.hostname or ""), parts.scheme
+    port = None if parts.port == _PORTS.get(scheme) else parts.port
+    query = sorted(parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape")) if parts.query else ""
+    return _digest(
+        [kind, method, [scheme, host, port, plain_path(parts.path), query], _said(body, ignored)], similar=similar
+    )
 
 
+_PORTS: Final = {"http": 80, "https": 443}
 _NO_BODY: Final = hashlib.sha256(b"").hexdigest()
+_MOST_READ: Final = 2**20
+"""The most bytes of a body that are read: all of a larger one would stop the event loop, for a second at 16 MB."""
 
 
 def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
@@ -184,6 +191,8 @@ def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
         return masked(body, ignored)
     if not body:
         return _NO_BODY
+    if len(body) > _MOST_READ:
+        return hashlib.sha256(body).hexdigest()
     try:
         if body.lstrip()[:1] == b"[":
             listed = read_object(b'{"listed":' + body + b"}")["listed"]

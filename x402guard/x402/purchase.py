@@ -234,11 +234,19 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     return None
 
 
+def _same_request(request: RequestFacts) -> str:
+    """Return the fingerprint of a payment: SHA-256 over method, URL and body, the same however they are spelt.
+
+    A model that writes a request anew spells it otherwise: the order of parameters and members, blanks, escapes.
+    """
+    return request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
+
+
 def _repeats(context: Context, request: RequestFacts) -> tuple[MarkKey, ...]:
     """Return the key of an earlier purchase of the same request by this run, if the policy asks for it."""
     if context.policy.repeat == "allow" or request.pay_again or request.purchase is not None:
         return ()
-    return (bought_mark(context, purpose_of(request).fingerprint),)
+    return (bought_mark(context, _same_request(request)),)
 
 
 def _repeated(view: LedgerView, context: Context, request: RequestFacts) -> Refusal | str:
@@ -394,7 +402,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: 
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
         instance=context.instance,
-        purpose=purpose_of(request, step=step.key),
+        purpose=purpose_of(request, _same_request(request), step=step.key),
         chain_evidence=offer.network in context.chains,
         purchase_key=purchase,
         intent=intent,
