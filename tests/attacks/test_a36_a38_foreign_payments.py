@@ -159,6 +159,12 @@ SPELLED = {
     "behind a thousand others": json.dumps([{"jsonrpc": "2.0"}] * 1500 + [rpc(PAID)]),
     "a byte order mark": b"\xef\xbb\xbf" + PLAIN.encode(),
     "UTF-16": PLAIN.encode("utf-16"),
+    "UTF-32": PLAIN.encode("utf-32"),
+    "UTF-32 without a mark": PLAIN.encode("utf-32-be"),
+    "UTF-16 with an escaped key": PLAIN.replace("x402/payment", r"\u0058402/payment").encode("utf-16"),
+    "keys in other letters": PLAIN.replace('"params"', '"Param\u017f"').replace('"_meta"', '"_META"'),
+    "a member in other letters": PLAIN.replace("x402/payment", "X402/Payment"),
+    "unreadable, in other letters": PLAIN.replace("x402/payment", "X402/PAYMENT") + "[" * 100_000,
     "unreadable": PLAIN[:-1] + ', "more": ' + "[" * 100_000,
 }
 

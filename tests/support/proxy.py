@@ -35,6 +35,8 @@ class Proxied:
     """A proxy that runs, its address and its tokens by the names of their sessions."""
 
     def __init__(self, folder, *options, **environment):
+        environment.setdefault("X402GUARD_POLICY__HOSTS", json.dumps(["127.0.0.1", "localhost", "[::1]"]))
+        environment = {name: value for name, value in environment.items() if value}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
         self.process = processes.start(
             "x402guard", "proxy", "--port", "0", "--json", *options, module=True, cwd=folder, env=kept | environment

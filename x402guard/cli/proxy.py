@@ -48,8 +48,9 @@ def proxy(
     try:
         from x402guard.web.access import Access, local_names
         from x402guard.web.proxy import Proxy, new_token
+        from x402guard.web.reach import Reach
         from x402guard.web.server import Server
-        from x402guard.web.upstream import Keys, upstreams
+        from x402guard.web.upstream import Keys, host_of, upstreams
     except ImportError:
         raise ConfigError("proxy: it needs two more packages: pip install 'x402guard[serve]'") from None
     settings = load_settings()
@@ -72,6 +73,7 @@ def proxy(
             {tokens[name]: session for name, session in sessions.items()},
             upstreams=known,
             keys=Keys(os.environ, metering, settings.proxy.paths),
+            reach=Reach(guard.context.policy, [host_of(each.base) for each in known.values()]),
             access=Access(names=local_names(host) if is_loopback(host) else (), viewer="", owner=""),
             own=own,
         )
@@ -89,7 +91,6 @@ _SERVING: Final[dict[str, Any]] = {
     "date_header": False,
     "timeout_graceful_shutdown": 3,
     "timeout_keep_alive": 75,  # clients close theirs after 5 s or so: who closes first loses a request
-    "limit_concurrency": 1_000,
 }
 
 

@@ -167,7 +167,7 @@ def request_key(
 ) -> str:
     """Return the deduplication key of a request: kind, method, URL with its query, and the body.
 
-    A JSON body of up to a megabyte counts by its content, whatever its order and spaces, without its own fields that are
+    A JSON body of up to 256 KiB counts by its content, whatever its order and spaces, without its own fields that are
     *ignored*; any other body counts by its bytes. Path and query always count in full, parameters in any order and
     spelling. *similar*: see ``_digest``.
     """
@@ -182,8 +182,8 @@ def request_key(
 
 _PORTS: Final = {"http": 80, "https": 443}
 _NO_BODY: Final = hashlib.sha256(b"").hexdigest()
-_MOST_READ: Final = 2**20
-"""The most bytes of a body that are read: all of a larger one would stop the event loop, for a second at 16 MB."""
+_MOST_READ: Final = 2**18
+"""The most bytes of a body that are read: a larger one would stop the event loop, for a second at 16 MB."""
 
 
 def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:

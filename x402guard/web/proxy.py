@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -23,31 +24,29 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from x402guard.errors import ConfigError, SettlementUncertain, X402GuardError
+from x402guard.errors import ConfigError, PolicyDenied, X402GuardError
 from x402guard.flow.address import door_of
 from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused as counted
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
-from x402guard.http.logical import LOGICAL, LogicalRequest, may_be_billed
+from x402guard.http.logical import LOGICAL, LogicalRequest
 from x402guard.http.request import address_of
-from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.checks import check_dollars
 from x402guard.web.access import Access
+from x402guard.web.answers import ANSWERED, ended, problem_answer, said
 from x402guard.web.connection import LOST
 from x402guard.web.hops import PREFIX, Hop, Hops, place_of
+from x402guard.web.reach import Reach, denied_by_address
 from x402guard.web.upstream import CREDENTIALS, Keys, Target, Upstream, climbs, leads_back, plain_text, target, token_in
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 SESSION: Final = "x402guard-session"
 RECEIPT: Final = "x402guard-receipt"
-ANSWERED: Final = "x402guard-answered"
-"""The header of the proxy's own answers. No other one has it: a seller may send any status, and any body."""
-
 MAX_PRICE: Final = "x402guard-max-price"
 PAY_AGAIN: Final = "x402guard-pay-again"
 
@@ -55,6 +54,9 @@ _MOST_BYTES: Final = 67_108_864
 _BODY_S: Final = 300.0
 _UNREAD_S: Final = 60.0
 _TIMEOUT: Final = {"connect": 10.0, "read": 600.0, "write": 60.0, "pool": 60.0}
+_PLACES: Final = 900
+"""Requests that may be under way at once, in equal shares for each token. The server keeps a few connections beside them."""
+
 _LIMITS: Final = httpx.Limits(max_connections=1_000, max_keepalive_connections=100)
 _HOP: Final = frozenset(
     {
@@ -65,7 +67,12 @@ _HOP: Final = frozenset(
 _MEANT_FOR_ONE: Final = frozenset({*CREDENTIALS, "cookie", *PAYMENT_HEADERS})
 """What a client sends to one host alone, and here to the one that a redirect has led to as well."""
 
-_OF_AN_ORIGIN: Final = frozenset({"alt-svc", "link", "refresh", "set-cookie"})
+_OF_AN_ORIGIN: Final = frozenset(
+    {
+        "alt-svc", "clear-site-data", "link", "nel", "refresh", "report-to", "service-worker-allowed", "set-cookie",
+        "strict-transport-security",
+    }
+)  # fmt: skip
 """What an answer says of its whole origin, or of the next request: all sellers have one origin here."""
 
 _OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
@@ -116,6 +123,7 @@ class Proxy:
         sessions: token → the session that pays for its callers.
         upstreams: name → the API of an LLM provider.
         keys: the keys of those APIs, and where they go along.
+        reach: which hosts its callers may reach.
         access: the names under which this machine alone reaches it.
         own: the host and port that it listens at.
     """
@@ -126,10 +134,11 @@ class Proxy:
         *,
         upstreams: Mapping[str, Upstream],
         keys: Keys,
+        reach: Reach,
         access: Access,
         own: tuple[str, int],
     ) -> None:
-        self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=httpx.create_ssl_context(), trust_env=False)
+        self._reach, self._inner = reach, reach.transport(_LIMITS)
         self._tokens = tuple(sessions)
         self._sessions = {_digest(token): session for token, session in sessions.items()}
         self._transports = {
@@ -138,6 +147,7 @@ class Proxy:
         }
         self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
         self._hops = Hops()
+        self._share, self._under_way = max(1, _PLACES // len(sessions)), Counter[AsyncGuardedTransport]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. One whose caller goes away is cancelled; one that the server's end cuts is told so."""
@@ -153,23 +163,25 @@ class Proxy:
 
         try:
             accepted = self._accepted(request)
-            if accepted.beyond_key:
-                await (await self._beyond_key(accepted, request.headers))(scope, receive, sending)
+            refusal = self._refusal(accepted)
+            if refusal is not None:
+                await (await self._counted(refusal, request.headers, closes=True))(scope, receive, sending)
                 return
-            outgoing = accepted.request(await _body(request))
-            await self._carry(accepted, outgoing, (scope, receive, sending))
+            with self._place(accepted.transport):
+                outgoing = accepted.request(await _body(request))
+                await self._carry(accepted, outgoing, (scope, receive, sending))
         except _Refused as refused:
-            await _said(refused.status, str(refused), closes=True)(scope, receive, send)
+            await said(refused.status, str(refused), closes=True)(scope, receive, send)
         except ClientDisconnect:
             return
         except anyio.get_cancelled_exc_class():
             if not has_begun:
                 with anyio.CancelScope(shield=True):
-                    await _ended(outgoing)(scope, receive, send)
+                    await ended(outgoing)(scope, receive, send)
         except Exception:  # noqa: BLE001 - logged, and told to the caller
             LOG.exception("proxy: a request failed")
             if not has_begun:
-                await _ended(outgoing)(scope, receive, send)
+                await ended(outgoing)(scope, receive, send)
 
     async def _carry(self, accepted: _Accepted, outgoing: httpx.Request, caller: tuple[Scope, Receive, Send]) -> None:
         """Send a request, and its answer to the caller, for as long as the caller is there."""
@@ -182,7 +194,7 @@ class Proxy:
                 group.cancel_scope.cancel()
 
             group.start_soon(until_gone)
-            found = await self._answer(accepted.transport, outgoing)
+            found = await self._answer(accepted.transport, outgoing, Request(scope).headers)
             if isinstance(found, Response):
                 await found(scope, receive, send)
             else:
@@ -232,14 +244,35 @@ class Proxy:
         extensions = {"timeout": dict(_TIMEOUT), **_wishes(headers)}
         return _Accepted(transport, request.method, url, lines, extensions, found.upstream, hop, beyond)
 
-    async def _beyond_key(self, accepted: _Accepted, headers: Mapping[str, str]) -> Response:
-        """Return the refusal of a call that the owner's key does not go along with, and count it in the session."""
-        payer = self._payer(headers).innermost()
+    def _refusal(self, accepted: _Accepted) -> Refusal | None:
+        """Return why a call goes nowhere: its host is beyond the reach of callers, or its owner's key does not go along."""
+        denied = self._reach.judge(accepted.url)
+        if denied is not None:
+            return _as_refusal(denied)
+        if not accepted.beyond_key:
+            return None
         reason = f"{accepted.beyond_key[:200]} is no priced call, so the key of its owner does not go along"
         advice = "Its owner can list it in proxy.paths; or send a key of your own beside the token of the session."
-        refusal = Refusal("proxy_paths", reason, advice=advice)
+        return Refusal("proxy_paths", reason, advice=advice)
+
+    async def _counted(self, refusal: Refusal, headers: Mapping[str, str], *, closes: bool = False) -> Response:
+        """Return a refusal as an answer, and count it in the caller's session."""
+        payer = self._payer(headers).innermost()
         error = await run_async(counted(payer.context, refusal), payer.shell)
-        return _problem(error, closes=True)
+        return problem_answer(error, closes=closes)
+
+    @contextmanager
+    def _place(self, transport: AsyncGuardedTransport) -> Iterator[None]:
+        """Take one of the places of a caller's token: those of the others are not its own. Raises ``_Refused``."""
+        if self._under_way[transport] >= self._share:
+            raise _Refused(
+                503, f"{self._share} requests with this token are under way, which is its share; wait for one"
+            )
+        self._under_way[transport] += 1
+        try:
+            yield
+        finally:
+            self._under_way[transport] -= 1
 
     def _payer(self, headers: Mapping[str, str]) -> FindsPayer:
         named = [_digest(headers.get(SESSION, ""))]
@@ -294,17 +327,22 @@ class Proxy:
         value = f"Bearer {key}" if upstream.header == "authorization" else key
         return [*lines, (upstream.header.encode(), value.encode("utf-8"))], True
 
-    async def _answer(self, transport: AsyncGuardedTransport, request: httpx.Request) -> httpx.Response | Response:
+    async def _answer(
+        self, transport: AsyncGuardedTransport, request: httpx.Request, headers: Mapping[str, str]
+    ) -> httpx.Response | Response:
         """Return the answer of a seller, or one that says why there is none."""
         host = request.url.raw_host.decode("ascii")
         try:
             answer: httpx.Response = await transport.handle_async_request(request)
         except X402GuardError as error:
-            return _problem(error)
+            return problem_answer(error)
         except httpx.TimeoutException as error:
-            return _said(504, f"{host}: no answer came in time ({type(error).__name__})")
+            return said(504, f"{host}: no answer came in time ({type(error).__name__})")
         except (httpx.TransportError, ValueError) as error:
-            return _said(502, f"{host}: no answer came ({type(error).__name__})")
+            denied = denied_by_address(error)
+            if denied is not None:
+                return await self._counted(_as_refusal(denied), headers)
+            return said(502, f"{host}: no answer came ({type(error).__name__})")
         return answer
 
     def _head(self, accepted: _Accepted, request: httpx.Request, response: httpx.Response) -> list[tuple[bytes, bytes]]:
@@ -451,39 +489,8 @@ async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], se
             await response.aclose()
 
 
+def _as_refusal(denied: PolicyDenied) -> Refusal:
+    return Refusal("hosts", str(denied).removeprefix("hosts: "))
+
+
 _TOO_LARGE: Final = f"the body has more than {_MOST_BYTES} bytes"
-
-
-def _problem(error: X402GuardError, *, closes: bool = False) -> Response:
-    """Return an error of the guard as problem+json; it *closes* the connection if the request was not read."""
-    headers = {**problem_headers(error), ANSWERED: "true", **({"connection": "close"} if closes else {})}
-    return Response(json.dumps(problem(error)), status_of(error), headers=headers)
-
-
-def _ended(request: httpx.Request | None) -> Response:
-    """Return the answer to a request that is not answered to its end here: it denies no payment."""
-    logical = None if request is None else request.extensions.get(LOGICAL)
-    paid_by = logical.paid_by if isinstance(logical, LogicalRequest) else None
-    if request is not None and may_be_billed(request):
-        return _said(503, "the proxy ends, or has failed; the call may be billed, and counts until then", closes=True)
-    if paid_by is None:
-        return _said(503, "the proxy ends, or has failed, and nothing was paid for this request", closes=True)
-    words = f"the proxy ends, or has failed; the payment of hold {paid_by[:16]}… may be taken until its deadline"
-    return _problem(SettlementUncertain(words, hold_id=paid_by, deadline=0))
-
-
-def _said(status: int, words: str, *, closes: bool = False) -> Response:
-    """Return an answer of the proxy's own as problem+json. Nothing was sent, or nothing came back."""
-    told = {
-        "type": "about:blank",
-        "title": "x402guard proxy",
-        "status": status,
-        "detail": words,
-        "error": {"message": words, "type": "x402guard", "code": "proxy"},
-    }
-    headers = {
-        "content-type": "application/problem+json",
-        ANSWERED: "true",
-        **({"connection": "close"} if closes else {}),
-    }
-    return Response(json.dumps(told), status, headers=headers)

@@ -1,15 +1,18 @@
-"""Says which hosts a model may fetch through the wallet: those of the internet by https, and those that the owner names."""
+"""Says which hosts may be reached through this machine: those of the internet by https, and those that the owner names."""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 import anyio
+import httpcore
 import httpx
+from typing_extensions import override
 
 from x402guard.errors import PolicyDenied
-from x402guard.flow.address import is_loopback
+from x402guard.flow.address import DEFAULT_PORTS, is_loopback
 from x402guard.http.request import address_of
 from x402guard.policy import Policy
 from x402guard.policy.reach import host_listed
@@ -19,32 +22,63 @@ _TRANSLATED: Final = tuple(
     map(ipaddress.ip_network, ("2001::/23", "2002::/16"))
 )  # Teredo and 6to4: an IPv4 in disguise
 _OF_A_NETWORK: Final = ipaddress.ip_network("192.0.0.0/24")
+_MOST_ADDRESSES: Final = 4
 
 
-async def refuse_inside(url: httpx.URL, rules: Policy) -> None:
-    """Refuse a host of this network, and plain http, unless the owner's rules name the host.
+class Reach:
+    """Which hosts a model, or a caller in another language, may reach: else it would read what only this machine can.
 
-    A model that is talked into it would else read what only this machine can reach. Raises ``PolicyDenied``, and
-    ``httpx.ConnectError`` for a name without an address.
+    Args:
+        rules: the owner's. With ``hosts`` only those, whatever they are.
+        named: the hosts of APIs that the owner has named, with their ports if those are no default ones.
     """
-    where, listed = address_of(url), rules.hosts
-    if listed is not None:
-        if not host_listed(where.host, listed):
-            raise _denied(f"host {where.host} is not in policy.hosts")
-        return
-    if url.scheme != "https":
-        raise _denied("only https is fetched; the owner can list a host in policy.hosts")
-    if is_loopback(where.name) or not await _is_public(where.name, url.port or 443):
-        raise _denied(f"host {where.host} is inside this network; the owner can list it in policy.hosts")
+
+    def __init__(self, rules: Policy, named: Collection[str] = ()) -> None:
+        self._rules, self._named = rules, frozenset(named)
+
+    def judge(self, url: httpx.URL) -> PolicyDenied | None:
+        """Return the refusal of a URL by its name; None for one that may be asked, if its name has a public address."""
+        where, listed = address_of(url), self._rules.hosts
+        if where.host in self._named:
+            return None
+        if listed is not None:
+            return None if host_listed(where.host, listed) else _denied(f"host {where.host} is not in policy.hosts")
+        if url.scheme != "https":
+            return _denied("only https is fetched; the owner can list a host in policy.hosts")
+        name = where.name.strip("[]")
+        inside = is_loopback(where.name) or (_is_address(name) and not is_public(name))
+        return _inside(where.host) if inside else None
+
+    def transport(self, limits: httpx.Limits = httpx.Limits()) -> httpx.AsyncHTTPTransport:  # noqa: B008 - it is frozen
+        """Return a transport that connects to public addresses alone, but for hosts that the owner names.
+
+        A name is looked up once, where it is connected to: an answer that changes between two looks leads nowhere.
+        """
+        context = httpx.create_ssl_context()
+        transport = httpx.AsyncHTTPTransport(limits=limits, verify=context, trust_env=False)
+        # httpx has no argument for it, and a guard believes the errors of no class but httpx's own. A test holds it.
+        transport._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001
+            ssl_context=context,
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
+            network_backend=_Outside(self._is_owners),
+        )
+        return transport
+
+    def _is_owners(self, host: str, port: int) -> bool:
+        """True for a host that the owner names, by its address of any scheme."""
+        bare = f"[{host}]" if ":" in host else host
+        names = {f"{bare}:{port}", *(bare for default in DEFAULT_PORTS.values() if port == default)}
+        return any(name in self._named or host_listed(name, self._rules.hosts or ()) for name in names)
 
 
-async def _is_public(name: str, port: int) -> bool:
-    """True if each address of a name is one of the internet."""
-    try:
-        found = await anyio.getaddrinfo(name.strip("[]"), port)
-    except (OSError, UnicodeError):
-        raise httpx.ConnectError("the name has no address") from None
-    return all(is_public(address[0].partition("%")[0]) for *_, address in found)
+def denied_by_address(error: BaseException) -> PolicyDenied | None:
+    """Return the refusal of a host whose name leads to an address inside this network, from what httpx has raised."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, _LeadsInside):
+        found = found.__cause__ or found.__context__
+    return None if found is None else _inside(found.host)
 
 
 def is_public(text: str) -> bool:
@@ -55,6 +89,78 @@ def is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return address not in _OF_A_NETWORK
     return address in _INTERNET and not any(address in network for network in _TRANSLATED)
+
+
+class _LeadsInside(httpcore.ConnectError):
+    """A name has an address that is not one of the internet."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__("the name leads into this network")
+        self.host = host
+
+
+class _Outside(httpcore.AsyncNetworkBackend):
+    """Connects to public addresses, and to whatever address a host of the owner's has."""
+
+    def __init__(self, is_owners: Any) -> None:
+        self._is_owners, self._inner = is_owners, httpcore.AnyIOBackend()
+
+    @override
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        more: dict[str, Any] = {"timeout": timeout, "local_address": local_address, "socket_options": socket_options}
+        if self._is_owners(host, port):
+            return await self._inner.connect_tcp(host, port, **more)
+        addresses = await _addresses(host, port, within_s=timeout)
+        if not all(map(is_public, addresses)):
+            raise _LeadsInside(host)
+        for number, address in enumerate(addresses, 1):
+            try:
+                return await self._inner.connect_tcp(address, port, **more)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if number == len(addresses):
+                    raise
+        raise httpcore.ConnectError("the name has no address")
+
+    @override
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise _LeadsInside(path)
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+
+async def _addresses(host: str, port: int, *, within_s: float | None) -> tuple[str, ...]:
+    """Return the addresses of a name, each once. Raises httpcore's errors."""
+    try:
+        with anyio.fail_after(within_s):
+            found = await anyio.getaddrinfo(host.strip("[]"), port)
+    except TimeoutError:
+        raise httpcore.ConnectTimeout("the name was not found in time") from None
+    except (OSError, UnicodeError):
+        raise httpcore.ConnectError("the name has no address") from None
+    return tuple(dict.fromkeys(address[0].partition("%")[0] for *_, address in found))[:_MOST_ADDRESSES]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _inside(host: str) -> PolicyDenied:
+    return _denied(f"host {host} is inside this network; the owner can list it in policy.hosts")
 
 
 def _denied(reason: str) -> PolicyDenied:

@@ -51,7 +51,7 @@ from x402guard.ledger.tree import remaining
 from x402guard.money import format_dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.views.words import printable
-from x402guard.web.reach import refuse_inside
+from x402guard.web.reach import Reach, denied_by_address
 
 _MOST_GOODS: Final = 10_485_760
 _MOST_TEXT: Final = 200_000
@@ -144,7 +144,8 @@ class Wallet:
 
     def __init__(self, session: Session, explainer: Explainer) -> None:
         self._session, self._explainer = session, explainer
-        self._inner = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False)
+        self._reach = Reach(explainer.rules)
+        self._inner = self._reach.transport()
         self._paying = AsyncGuardedTransport(session, self._inner)
         self._tools: dict[str, tuple[type[_NoArguments], Callable[[Any], Coroutine[Any, Any, CallToolResult]]]] = {
             "pay_and_fetch": (_Purchase, self._pay_and_fetch),
@@ -208,6 +209,9 @@ class Wallet:
         except TimeoutError:
             return _said("it took too long", money_may_have_moved=params.name == "pay_and_fetch")
         except (httpx.HTTPError, OSError, ValueError) as error:
+            denied = denied_by_address(error)
+            if denied is not None:
+                return _failed(denied)
             return _said(f"no answer came ({type(error).__name__})", money_may_have_moved=False)
         except Exception as error:  # noqa: BLE001 - a tool ends with a result, and never denies what may be paid
             return _said(f"it failed ({type(error).__name__})", money_may_have_moved=True)
@@ -236,7 +240,7 @@ class Wallet:
 
     async def _pay_and_fetch(self, given: _Purchase) -> CallToolResult:
         request = given.made()
-        await refuse_inside(request.url, self._explainer.rules)
+        self._refuse_inside(request.url)
         try:
             answer: httpx.Response = await self._paying.handle_async_request(request)
         except (httpx.HTTPError, OSError, ValueError) as error:
@@ -271,7 +275,7 @@ class Wallet:
 
     async def _quote(self, given: _Request) -> CallToolResult:
         request = given.made()
-        await refuse_inside(request.url, self._explainer.rules)
+        self._refuse_inside(request.url)
         self._explainer.refuse_unheld(request)
         with anyio.fail_after(_QUOTE_S):
             answer = await self._inner.handle_async_request(mark_guarded(request))
@@ -284,6 +288,11 @@ class Wallet:
             raise ProtocolError(f"it has more than {MOST_BYTES} bytes", field="body")
         lines = self._explainer.answer(request, answer, raw)
         return _told({"offers": [line.to_dict() for line in lines], "remaining": str(await self._remaining())})
+
+    def _refuse_inside(self, url: httpx.URL) -> None:
+        denied = self._reach.judge(url)
+        if denied is not None:
+            raise denied
 
     async def _budget(self, _given: _NoArguments) -> CallToolResult:
         def read() -> dict[str, Any]:

@@ -58,9 +58,7 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
                 f": {(scheme[1] or scheme[2]).capitalize()}" if scheme is not None else ""
             )
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
-    if body and (
-        any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body.lower() for it in _ESCAPED))
-    ):
+    if body and _may_hold_one(body):
         found += [ForeignPayment(where, member_digest(message), Sealed(message)) for where, message in _members(body)]
     return tuple(found)
 
@@ -68,11 +66,23 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
 _SCHEME: Final = re.compile(rf"(?:^|,)\s*({'|'.join(sorted(SCHEMES))})\s|\b(l402|lsat)\s", re.IGNORECASE)
 """One of the schemes in an Authorization header is a rail's, such as Payment. Servers of L402 look for it anywhere."""
 
-_WORDS: Final = ("x402", "paymentauth")
-_HINTS: Final = tuple(hint for word in _WORDS for hint in (word.encode(), "\0".join(word[1:]).encode()))
-_ESCAPE: Final = rb"\u00"
-_ESCAPED: Final = tuple({rf"\u00{ord(letter):02x}".encode() for word in _WORDS for letter in word})
-"""What a body with a payment has in it: such a word in UTF-8 or UTF-16, or one of its characters as an escape."""
+_WORDS: Final = (b"x402", b"paymentauth")
+_ESCAPED: Final = re.compile(
+    rb"\\u00(" + b"|".join(sorted({b"%02x" % letter for word in _WORDS for letter in word + word.upper()})) + rb")"
+)
+"""One of the characters of such a word as an escape."""
+
+
+def _may_hold_one(body: bytes) -> bool:
+    """True for a body with such a word, in any case of letters, in UTF-8, UTF-16 or UTF-32, or with a part of it escaped."""
+    plain = _plain_words(body)
+    return any(word in plain for word in _WORDS) or _ESCAPED.search(plain) is not None
+
+
+def _plain_words(body: bytes) -> bytes:
+    """Return a body in small letters, one byte each: a longer encoding has zeros between those of ASCII."""
+    small = body.lower()
+    return small.replace(b"\0", b"") if b"\0" in small else small
 
 
 def member_digest(message: Any) -> bytes:
@@ -108,7 +118,8 @@ def _members(body: bytes) -> Iterator[tuple[str, Any]]:
         check_depth(body)
         value = json.loads(body, object_pairs_hook=_Members)
     except (ValueError, RecursionError):
-        yield from ((where, None) for name, where in _WHERE.items() if name.encode() in body)
+        plain = _plain_words(body)
+        yield from ((where, None) for name, where in _WHERE.items() if name.encode() in plain)
         return
     for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
         for params in _values(message, "params"):
@@ -119,7 +130,8 @@ def _members(body: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _values(value: object, key: str) -> list[Any]:
-    return [part for name, part in value if name == key] if isinstance(value, _Members) else []
+    """Return the parts of an object under a key, in any case of letters, as Go reads the fields of its types."""
+    return [part for name, part in value if name.casefold() == key.casefold()] if isinstance(value, _Members) else []
 
 
 def _plain(value: object) -> Any:

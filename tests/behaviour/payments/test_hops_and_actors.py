@@ -24,6 +24,7 @@ from x402guard.stores import open_store
 from x402guard.web.access import Access
 from x402guard.web.hops import Hops
 from x402guard.web.proxy import SESSION, Proxy
+from x402guard.web.reach import Reach
 from x402guard.x402.settlement import sweep
 
 TOKEN = "x402_of-the-callers"
@@ -53,7 +54,8 @@ class Scene:
         guard = self.left.enter_context(make_guard(store, policy=policy, chains=MockChain(), flight_s=FLIGHT_S))
         session = self.left.enter_context(closing(guard.session("s", budget="$1.00", id="run")))
         access = Access(names=("testserver",), viewer="", owner="")
-        proxy = Proxy({TOKEN: session}, upstreams={}, keys={}, access=access, own=("testserver", 1))
+        reach = Reach(Policy(hosts={"127.0.0.1"}))
+        proxy = Proxy({TOKEN: session}, upstreams={}, keys={}, reach=reach, access=access, own=("testserver", 1))
         proxy._hops = Hops(lambda: self.clock() / 1000)
         self.guards.append(guard)
         return proxy

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from x402guard.http.logical import LogicalRequest
+from x402guard.web import answers
 from x402guard.web import proxy as module
 
 
@@ -48,6 +49,6 @@ def test_an_answer_that_its_caller_does_not_take_is_cut_off(monkeypatch):
 def test_the_end_of_the_proxy_denies_no_call_that_may_be_billed(metered):
     request = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
     LogicalRequest.of(request).is_metered = metered
-    told = json.loads(module._ended(request).body)
+    told = json.loads(answers.ended(request).body)
     assert ("nothing was paid" in told["detail"]) is not metered
     assert ("may be billed" in told["detail"]) is metered

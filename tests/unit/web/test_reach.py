@@ -4,8 +4,11 @@ import anyio
 import httpx
 import pytest
 
+from tests.support import proxy
 from x402guard import Policy, PolicyDenied
-from x402guard.web.reach import is_public, refuse_inside
+from x402guard.web.reach import Reach, denied_by_address, is_public
+
+shop = proxy.shop
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "2a00:1450:4001:830::200e"])
@@ -27,8 +30,24 @@ def test_one_of_a_network_or_in_disguise_is_not(address):
     assert not is_public(address)
 
 
-def judged(url, **rules):
-    return anyio.run(refuse_inside, httpx.URL(url), Policy(**rules))
+def asked(url, named=(), **rules):
+    """Ask a URL through the transport of a reach, as the proxy and the wallet do."""
+
+    async def ask():
+        reach = Reach(Policy(**rules), named)
+        denied = reach.judge(httpx.URL(url))
+        if denied is not None:
+            raise denied
+        async with reach.transport() as transport, httpx.AsyncClient(transport=transport) as client:
+            try:
+                return (await client.get(url)).status_code
+            except httpx.ConnectError as error:
+                denied = denied_by_address(error)
+                if denied is not None:
+                    raise denied from None
+                raise
+
+    return anyio.run(ask)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +59,28 @@ def judged(url, **rules):
 )  # fmt: skip
 def test_a_host_inside_is_refused(url):
     with pytest.raises((PolicyDenied, httpx.ConnectError)):
-        judged(url)
+        asked(url)
 
 
-def test_the_owners_list_is_the_owners_word():
-    judged("http://127.0.0.1:8000/", hosts={"127.0.0.1:8000"})
+def test_a_name_that_leads_inside_is_refused_where_it_is_connected_to(monkeypatch):
+    """The name is looked up once: a server of names that answers otherwise the second time gains nothing."""
+    looked_up = []
+
+    async def inside(host, *_, **__):
+        looked_up.append(host)
+        return [(0, 0, 0, "", (address, 443)) for address in ("93.184.215.14", "10.0.0.7")]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", inside)
+    with pytest.raises(PolicyDenied, match=r"host seller\.example is inside this network; the owner can list it"):
+        asked("https://seller.example/x")
+    assert looked_up == ["seller.example"]
+
+
+def test_the_owners_list_is_the_owners_word(shop):
+    port = httpx.URL(shop.url).port
+    for more in ({"hosts": {"127.0.0.1"}}, {"hosts": {f"127.0.0.1:{port}"}}, {"named": {f"127.0.0.1:{port}"}}):
+        assert asked(f"{shop.url}/free", **more) < 500
     with pytest.raises(PolicyDenied, match=r"host 127.0.0.1:8001 is not in policy.hosts"):
-        judged("http://127.0.0.1:8001/", hosts={"127.0.0.1:8000"})
+        asked("http://127.0.0.1:8001/", hosts={"127.0.0.1:8000"})
+    with pytest.raises(PolicyDenied, match=r"only https is fetched"):
+        asked(f"{shop.url}/free", named={f"127.0.0.1:{port + 1}"})
