@@ -348,6 +348,7 @@ def test_killed_at_any_step_of_reconciling_the_next_one_ends_it(zygote, tmp_path
 NOT_DIED_AT = {
     "TransferNonce": "asked for a Transfer that no proof in the books explains; see test_chain_wallet",
     "Compute": "reads a large body, with nothing held and nothing written; a small one is read in the flow itself",
+    "HeadTime": "asked before the first payment on a real network, with nothing held and nothing signed; see test_a80_clock",
     "TokenFacts": "asked before a payment in a token that was added, with nothing held and nothing signed; see test_a61_tokens",
 }
 

@@ -65,6 +65,7 @@ class Context(Struct, frozen=True, eq=False):
         in_flight: the presentations of this instance whose request or answer is under way now, each with the key of its
             purchase; shared by its sessions.
         cut_off: those whose answer did not reach its caller, until the ledger has it; shared by its sessions.
+        clocks: real networks whose newest block was found to agree with the clock; shared by its sessions.
         between_hops: of those under way: the ones whose answer redirects, until the next hop; each says whether its task is over.
         gone: process instances that are known to have ended.
         outstanding: returns the live holds of the ledger; None: no call waits for a budget.
@@ -97,6 +98,7 @@ class Context(Struct, frozen=True, eq=False):
     named_by: dict[str, str] = field(default_factory=dict)
     in_flight: dict[Presentation, str | None] = field(default_factory=dict)
     cut_off: set[Presentation] = field(default_factory=set)
+    clocks: set[str] = field(default_factory=set)
     between_hops: dict[Presentation, Callable[[], bool]] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     outstanding: Callable[[], Sequence[Hold]] | None = None

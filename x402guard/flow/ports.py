@@ -175,6 +175,12 @@ class TokenFacts(Struct, frozen=True):
     signs: bool
 
 
+class HeadTime(Struct, frozen=True):
+    """When was the newest block of a network made? Answered in unix seconds, or by None if it cannot be read."""
+
+    network: str
+
+
 class WalletTransfers(Struct, frozen=True):
     """What left the wallet? See ``WalletReader.transfers``. Answered by ``Transfers`` or ``Unreadable``."""
 
@@ -194,7 +200,7 @@ class TransferNonce(Struct, frozen=True):
     transfer: OutgoingTransfer
 
 
-ChainQuestion = HoldStatus | AccountFunds | TokenFacts | WalletTransfers | TransferNonce
+ChainQuestion = HoldStatus | AccountFunds | TokenFacts | HeadTime | WalletTransfers | TransferNonce
 
 
 Usage = Mapping[str, int]

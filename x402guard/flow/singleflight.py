@@ -10,6 +10,8 @@ from x402guard.flow.ports import (
     ChainQuestion,
     ChainReader,
     Funds,
+    HeadReader,
+    HeadTime,
     HoldStatus,
     TokenFacts,
     TokenReader,
@@ -71,6 +73,8 @@ class SingleFlight:
             return None if chain is None else _funds(question, chain)
         if isinstance(question, TokenFacts):
             return token_says(question, chain)
+        if isinstance(question, HeadTime):
+            return _head(question, chain)
         wallet: object = chain
         if not isinstance(wallet, WalletReader):
             return Unreadable("the configured chain reader cannot list what left the wallet")
@@ -116,6 +120,15 @@ def token_says(question: TokenFacts, chain: object) -> TokenSays | None:
         if not isinstance(chain, TokenReader):
             return None
         return chain.token(question.network, question.token, signs=question.signs)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - see ask
+        return None
+
+
+def _head(question: HeadTime, chain: object) -> int | None:
+    try:
+        return chain.head_unix(question.network) if isinstance(chain, HeadReader) else None
     except ConfigError:
         raise
     except Exception:  # noqa: BLE001 - see ask

@@ -55,6 +55,7 @@ class Step(Struct, frozen=True):
         priced: the amount and the payee are known.
         routes: of a request: its route in full, in all readings (``whole_routes``).
         begun: the name of the first hop, if a redirect has named this one; else "".
+        fingerprint: of a payment: the same for the same request in any spelling.
         is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
@@ -70,6 +71,7 @@ class Step(Struct, frozen=True):
     routes: tuple[str, ...] = ()
     is_local: bool = False
     begun: str = ""
+    fingerprint: str = ""
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")

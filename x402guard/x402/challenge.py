@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.errors import CallTimeout, NoAcceptableOffer
 from x402guard.flow.context import Context
-from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
-from x402guard.flow.ports import AccountFunds
+from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed, Transact
+from x402guard.flow.ports import AccountFunds, HeadTime
 from x402guard.flow.request import RequestFacts, routes_of
 from x402guard.kernel.rows import Nanos
 from x402guard.kernel.typed_data import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
@@ -193,7 +194,30 @@ def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
             return None
         reason = f"no RPC for {offer.network}: claims about real money cannot be checked; set chains or unsafe_no_chain"
         return Refusal("no_chain", reason)
-    return (yield from _unaffordable(offer, context))
+    return (yield from _ahead(offer.network, context)) or (yield from _unaffordable(offer, context))
+
+
+_MOST_AHEAD_S: Final = 3_600
+
+
+def _ahead(network: str, context: Context) -> Flow[Refusal | None]:
+    """Refuse the first payment of a guard on a real network whose newest block is an hour behind the clock.
+
+    A signature by such a clock could be taken for as long after its deadline, and a window of a budget would begin early.
+    The owner of a test network moves its clock.
+    """
+    if network in TEST_NETWORKS or network in context.clocks:
+        return None
+    head_unix = yield AskChain(HeadTime(network))
+    if head_unix is None:
+        return None  # whether a payment needs the chain is asked next
+    ahead_s = (yield Transact(Scope(), lambda view: view.clock_ms // 1000)) - head_unix
+    if ahead_s <= _MOST_AHEAD_S:
+        context.clocks.add(network)
+        return None
+    hours = f"{ahead_s / 3_600:.1f} hours"
+    reason = f"the clock is {hours} ahead of the newest block of {network}: one of both is wrong, the clock or the node"
+    return Refusal("clock", reason, advice="Set this machine's clock, or name another node.")
 
 
 def _unproven(asset: Asset, context: Context) -> Flow[str | None]:

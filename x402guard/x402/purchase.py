@@ -126,6 +126,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         routes=routes_of(request),
         is_local=split_path(request.url).scheme == LOCAL,
         begun=request.begun,
+        fingerprint=_same_request(request),
     )
 
 
@@ -149,7 +150,7 @@ def purchase_scope(
         holds=(request.entropy.hex(),),
         purchase=purchase,
         named=request.purchase is not None,
-        marks=(*marks, *_repeats(context, request), *guard_marks(context.policy, step, tuple(payees))),
+        marks=(*marks, *_repeats(context, request, step), *guard_marks(context.policy, step, tuple(payees))),
         out=tuple({_token(case.offer) for case in cases if case.funds is not None}),
         durable=True,
     )
@@ -183,7 +184,7 @@ def authorize_purchase(
     guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
-    repeated = _repeated(view, context, cases[0].request)
+    repeated = _repeated(view, context, cases[0].request, step)
     if isinstance(repeated, Refusal):
         refused = enforced(view, repeated)
         if refused is not None:
@@ -242,16 +243,16 @@ def _same_request(request: RequestFacts) -> str:
     return request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
 
 
-def _repeats(context: Context, request: RequestFacts) -> tuple[MarkKey, ...]:
+def _repeats(context: Context, request: RequestFacts, step: Step) -> tuple[MarkKey, ...]:
     """Return the key of an earlier purchase of the same request by this run, if the policy asks for it."""
     if context.policy.repeat == "allow" or request.pay_again or request.purchase is not None:
         return ()
-    return (bought_mark(context, _same_request(request)),)
+    return (bought_mark(context, step.fingerprint),)
 
 
-def _repeated(view: LedgerView, context: Context, request: RequestFacts) -> Refusal | str:
+def _repeated(view: LedgerView, context: Context, request: RequestFacts, step: Step) -> Refusal | str:
     """Return the refusal of a request that this run has bought before, or why an approver is asked; "" for a new one."""
-    known = next(filter(None, map(view.mark, _repeats(context, request))), None)
+    known = next(filter(None, map(view.mark, _repeats(context, request, step))), None)
     if known is None or known["hold"] is None:
         return ""
     reason = f"this run has bought the same request before and was given its answer (hold {known['hold'][:16]}…)"
@@ -402,7 +403,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: 
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
         instance=context.instance,
-        purpose=purpose_of(request, _same_request(request), step=step.key),
+        purpose=purpose_of(request, step.fingerprint, step=step.key),
         chain_evidence=offer.network in context.chains,
         purchase_key=purchase,
         intent=intent,
