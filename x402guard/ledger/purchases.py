@@ -60,6 +60,9 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
 
 _OPEN: Final = frozenset({Delivery.OPEN, Delivery.LOST})
 
+ANSWER: Final = "answer"
+"""The event of an answer that was handed over, lost or forgiven: which purchases are open stands in the journal, too."""
+
 DEFAULT_MEMORY_S: Final = 86_400
 """Default of ``purchase_memory_s``: seconds for which a taken payment without an answer keeps its purchase open."""
 
@@ -179,6 +182,7 @@ def close_purchase(view: LedgerView, hold_id: str, proof: PayAgain | ByOwner) ->
     """Close an open purchase without its answer, so that the next identical request signs a new payment."""
     after = replace(view.known_hold(hold_id), delivery=Delivery.FORGIVEN)
     view.take_step(FORGIVE, after, proof)
+    view.record(after.node_id, ANSWER, hold_id=hold_id, facts={"is": after.delivery})
     return after
 
 
@@ -206,7 +210,9 @@ def forgive(view: LedgerView, hold_id: str, by: str, *, unsafe_in_flight: bool =
 
 
 def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:
-    after = replace(hold, delivery=delivery)
-    if after != view.known_hold(hold.id):
+    after, before = replace(hold, delivery=delivery), view.known_hold(hold.id)
+    if after != before:
         view.put_hold(after)
+        if delivery is not before.delivery:
+            view.record(hold.node_id, ANSWER, hold_id=hold.id, facts={"is": delivery})
     return after

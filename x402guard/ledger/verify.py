@@ -20,10 +20,22 @@ from msgspec.structs import astuple, replace
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import readable
 from x402guard.kernel.leaving import Said
-from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, HoldState, Node, NodeKind, NodeState, entry_hash
+from x402guard.kernel.rows import (
+    WALLET,
+    Delivery,
+    Entry,
+    Hold,
+    HoldKind,
+    HoldState,
+    Node,
+    NodeKind,
+    NodeState,
+    entry_hash,
+)
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
+from x402guard.ledger.purchases import ANSWER
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
 
@@ -42,11 +54,14 @@ class HoldRow(Struct, frozen=True):
     captured: int
     kind: str
     deadline_unix: int
+    delivery: str
 
     @classmethod
     def of(cls, hold: Hold) -> HoldRow:
         """Return them of a hold."""
-        return cls(hold.id, hold.node_id, hold.state, hold.amount, hold.captured, hold.kind, hold.deadline_unix)
+        return cls(
+            hold.id, hold.node_id, hold.state, hold.amount, hold.captured, hold.kind, hold.deadline_unix, hold.delivery
+        )
 
     @property
     def held(self) -> int:
@@ -345,6 +360,7 @@ class _Stated:
     def __init__(self) -> None:
         self._budgets: dict[str, Mapping[str, Any]] = {}
         self._holds: dict[str, tuple[Any, Any]] = {}
+        self._answers: dict[str, Any] = {}
 
     def see(self, entry: Entry) -> None:
         """Note what an entry says. Raises ``ValueError`` for one whose facts cannot be read."""
@@ -355,6 +371,10 @@ class _Stated:
         elif entry.event == "authorize" and entry.hold_id is not None:
             kind = facts.get("kind", _UNSTATED)
             self._holds.setdefault(entry.hold_id, (_KINDS.get(kind, kind), facts.get("deadline", _UNSTATED)))
+            if "answer" in facts:  # an earlier version has not written it
+                self._answers[entry.hold_id] = _DELIVERIES.get(facts["answer"])
+        elif entry.hold_id in self._answers and entry.event in _OF_ANSWERS:
+            self._answers[entry.hold_id] = _DELIVERIES.get(facts.get("is", Delivery.OPEN))
 
     def differing_budgets(self, nodes: Mapping[str, Node]) -> Iterator[str]:
         """Yield the budgets whose rows say something else."""
@@ -371,9 +391,16 @@ class _Stated:
             for name, value, said in (("kind", row.kind, kind), ("deadline", row.deadline_unix, deadline)):
                 if said is not _UNSTATED and value != said:
                     yield f"hold {hold_id}: its row has {name} = {value}, but its journal says {said}"
+        for hold_id, said in self._answers.items():
+            row = rows.get(hold_id)
+            if row is not None and row.delivery != said:
+                yield f"hold {hold_id}: its row says that its answer is {row.delivery}, but its journal says {said}"
 
 
 _UNSTATED: Final = object()
+_DELIVERIES: Final[Mapping[Any, str]] = {str(each): str(each) for each in Delivery}
+_OF_ANSWERS: Final = frozenset({"represent", ANSWER})
+"""A payment that is presented again has no answer yet."""
 _KINDS: Final[Mapping[Any, str]] = {str(kind): str(kind) for kind in HoldKind}
 """One text for all holds of a kind: a ledger has millions of them."""
 

@@ -46,7 +46,7 @@ Query = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
 MOST_AT_OPENING: Final = 10_000
 """Opening a ledger reads at most this many entries that were not checked before; of the rest only the sums."""
 
-_HOLDS: Final = "SELECT id, node_id, state, amount, captured, kind, deadline_unix FROM holds"
+_HOLDS: Final = "SELECT id, node_id, state, amount, captured, kind, deadline_unix, delivery FROM holds"
 _SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
 _EVERY_SUM: Final = f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"

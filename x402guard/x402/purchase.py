@@ -427,6 +427,7 @@ def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:
         "host": purpose.host,
         "request": f"{purpose.method} {purpose.url}",
         "fingerprint": purpose.fingerprint,
+        "answer": hold.delivery,
         "deadline": hold.deadline_unix,
     }
 
