@@ -1,7 +1,10 @@
 """A settings file that merely lies in the working directory decides nothing, until its owner has trusted it as it is."""
 
 import hashlib
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -76,13 +79,56 @@ def test_a62_a_copy_in_another_folder_is_another_file(here, monkeypatch):
     assert load_settings().budget is None
 
 
-def test_a62_a_list_of_trusted_files_that_others_can_write_trusts_none(here):
-    owners_file(here, 'budget = "9.00"')
-    kept = state_folder() / "trusted.json"
+def _others_can_write(kept, _monkeypatch):
     kept.chmod(0o666)
-    assert load_settings().budget is None
-    kept.chmod(0o600)
+
+
+def _of_another_user(_kept, monkeypatch):
+    monkeypatch.setattr("x402guard.guard.settings_file.os.getuid", lambda: 12345)
+
+
+def _cannot_be_read(kept, _monkeypatch):
+    kept.unlink()
+    kept.mkdir()
+
+
+def _broken(kept, _monkeypatch):
+    kept.write_text('{"a')
+
+
+def _no_list(kept, _monkeypatch):
+    kept.write_text("5")
+
+
+@pytest.mark.parametrize("breaks", [_others_can_write, _of_another_user, _cannot_be_read, _broken, _no_list])
+def test_a62_where_a_file_lies_a_list_that_cannot_be_believed_is_an_error(here, monkeypatch, breaks):
+    """Without it the owner's own rules would be left out, and more would pass."""
+    path = owners_file(here, 'budget = "9.00"')
+    breaks(state_folder() / "trusted.json", monkeypatch)
+    with pytest.raises(ConfigError, match=r"trusted\.json .*; or set X402GUARD_CONFIG=none") as caught:
+        load_settings()
+    assert "whether it is trusted cannot be told" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"trusted\.json"):
+        trust(read_settings_file(path))
+    monkeypatch.setenv("X402GUARD_CONFIG", str(path))
     assert load_settings().budget == "9.00"
+    monkeypatch.setenv("X402GUARD_CONFIG", "none")
+    assert load_settings().budget is None
+    monkeypatch.delenv("X402GUARD_CONFIG")
+    path.unlink()
+    assert load_settings().budget is None, "where none lies there is nothing to leave out"
+
+
+def test_a62_files_that_are_trusted_at_once_are_all_trusted(here):
+    paths = []
+    for number in range(12):
+        (here / str(number)).mkdir()
+        paths.append(here / str(number) / "x402guard.toml")
+        paths[-1].write_text(f'budget = "{number}.00"')
+    script = "import sys; from pathlib import Path; from x402guard.guard.settings_file import *; trust(read_settings_file(Path(sys.argv[1])))"
+    running = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for path in paths]
+    assert [each.wait(60) for each in running] == [0] * 12
+    assert len(json.loads((state_folder() / "trusted.json").read_text())) == 12
 
 
 def test_a62_without_a_home_nothing_is_trusted(here, monkeypatch):

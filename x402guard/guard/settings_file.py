@@ -7,6 +7,7 @@ that was trusted and has changed, or is gone, is an error: without its rules, a 
 
 from __future__ import annotations
 
+import fcntl
 import grp
 import hashlib
 import json
@@ -14,7 +15,8 @@ import logging
 import os
 import pwd
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -41,7 +43,8 @@ def find_settings(path: Path | None = None) -> SettingsFile | None:
     """Return the settings file to use, or None.
 
     It is *path*, or what ``X402GUARD_CONFIG`` names, or ``x402guard.toml`` in the working directory if it is trusted.
-    Raises ``ConfigError`` if a named file cannot be read, and for a trusted one that has changed or that others can write.
+    Raises ``ConfigError`` if a named file cannot be read, for a trusted one that has changed or that others can write, and
+    where one lies and the list of trusted files cannot be believed: without its rules more would pass.
     """
     named = os.environ.get(CONFIG, "")
     if path is None and named:
@@ -51,7 +54,15 @@ def find_settings(path: Path | None = None) -> SettingsFile | None:
     if path is not None:
         return read_settings_file(path)
     here = Path(CONFIG_FILE)
-    found, was_trusted = _lying_here(here), _trusted(_kept()).get(_place(here))
+    found, kept = _lying_here(here), _kept()
+    try:
+        was_trusted = _trusted(kept).get(_place(here))
+    except _Untrusted as error:
+        if found is not None:
+            raise ConfigError(
+                f"{CONFIG_FILE}: whether it is trusted cannot be told: {error}; or set {CONFIG}=none"
+            ) from None
+        return None
     if found is not None and was_trusted == _hash(found):
         _refuse_unless_private(here)
         return found
@@ -133,12 +144,26 @@ def _keep(change: Callable[[dict[str, str]], dict[str, str]]) -> None:
         raise ConfigError(f"config: this user has no home folder to keep what is trusted; name the file with {CONFIG}")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written = kept.with_name(f"{kept.name}.{os.getpid()}")
-        written.touch(mode=0o600)
-        written.write_text(json.dumps(change(_trusted(kept)), indent=1), encoding="ascii")
-        written.replace(kept)
+        with _alone(kept.parent):
+            written = kept.with_name(f"{kept.name}.{os.getpid()}")
+            written.touch(mode=0o600)
+            written.write_text(json.dumps(change(_trusted(kept)), indent=1), encoding="ascii")
+            written.replace(kept)
+    except _Untrusted as error:
+        raise ConfigError(f"config: {error}") from None
     except OSError as error:
         raise ConfigError(f"config: {kept} cannot be written: {error}") from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing the list meanwhile: of two, one would be lost."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _kept() -> Path | None:
@@ -156,19 +181,30 @@ def _place(path: Path) -> str:
         ) from None
 
 
+class _Untrusted(Exception):  # noqa: N818 - it becomes a ``ConfigError``
+    """The list of trusted files cannot be believed."""
+
+
 def _trusted(kept: Path | None) -> dict[str, str]:
-    """Return what is trusted: place → hash. Nothing, if others can write the list."""
-    try:
-        state = None if kept is None else kept.stat()
-        if kept is None or state is None:
-            return {}
-        if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            _LOG.warning("%s can be written by other users, so no settings file is trusted; run: chmod 600", kept)
-            return {}
-        found: dict[str, str] = json.loads(kept.read_bytes())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+    """Return what is trusted: place → hash. Raises ``_Untrusted`` for a list that others can write, or that cannot be read."""
+    if kept is None:
         return {}
+    try:
+        state, content = kept.stat(), kept.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _Untrusted(f"{kept} cannot be read: {error.strerror}") from None
+    if state.st_uid != os.getuid():
+        raise _Untrusted(f"{kept} belongs to another user (uid {state.st_uid}); set HOME to that of uid {os.getuid()}")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Untrusted(f"{kept} can be written by other users; look at it, and run: chmod 600 {kept}")
+    try:
+        return dict[str, str](json.loads(content))
+    except (ValueError, TypeError):
+        raise _Untrusted(
+            f"{kept} is no list that x402guard has written; remove it, and run: x402guard config trust"
+        ) from None
 
 
 def _hash(file: SettingsFile) -> str:
