@@ -383,12 +383,13 @@ def delegation_named(ledger: LedgerReads, text: str) -> DelegationRow:
     named = named or [row for row in known.values() if text and row.request_id.startswith(str(text))]
     least = min((row.session.count("/") for row in named), default=0)
     fitting = [known[text]] if text in known else [row for row in named if row.session.count("/") == least]
-    return only_one("delegation", text, fitting, "x402guard delegations list, and name it by its session")
+    return only_one("delegation", text, fitting, "x402guard delegations list", "name it by its session")
 
 
-def only_one(what: str, text: str, found: Sequence[R], look: str) -> R:
-    """Return the only one of *found*. Raises ``ConfigError`` with where to *look* if *text* names none of them, or several."""
-    if len(found) != 1:
-        said = f"no {what} has" if not found else f"{len(found)} {what}s have"
-        raise ConfigError(f"{what}: {said} the id {text!r:.200}; see {look}")
+def only_one(what: str, text: str, found: Sequence[R], look: str, several: str = "give more of it") -> R:
+    """Return the only one of *found*. Raises ``ConfigError`` if *text* names none of them (where to *look*), or *several*."""
+    if not found:
+        raise ConfigError(f"{what}: no {what} has the id {text!r:.200}; see {look}")
+    if len(found) > 1:
+        raise ConfigError(f"{what}: {len(found)} {what}s have the id {text!r:.200}; {several}")
     return found[0]

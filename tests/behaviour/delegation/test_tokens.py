@@ -146,7 +146,7 @@ def test_one_that_a_worker_has_named_after_its_own_is_not_in_the_way(tmp_path):
         with Owner(url) as owner:
             with pytest.raises(
                 ConfigError,
-                match=r"^delegation: 2 delegations have the id 't_'; see x402guard delegations list, and name it by its session",
+                match=r"^delegation: 2 delegations have the id 't_'; name it by its session",
             ):
                 owner.revoke("t_")
             assert owner.revoke(others[0].session_id).request_id == others[0].request.request_id
