@@ -50,12 +50,16 @@ def read_json(
     *,
     most_depth: int = _MAX_DEPTH,
     parse_float: Callable[[str], object] = finite,
+    marks_doubled: bool = False,
 ) -> Any:
-    """Return the JSON value in *body*, nested at most *most_depth* levels deep. Raises ``NotReadable`` as ``read_object`` does."""
+    """Return the JSON value in *body*, nested at most *most_depth* levels deep. Raises ``NotReadable`` as ``read_object`` does.
+
+    With *marks_doubled* an object with a key twice is ``Doubled``, and its reader decides.
+    """
     check_depth(body, most_depth)
     try:
         text = body if isinstance(body, str) else body.decode(json.detect_encoding(body), "surrogatepass")
-        return _decoder(parse_float).decode(text)
+        return _decoder(parse_float, marks_doubled=marks_doubled).decode(text)
     except NotReadable:
         raise
     except RecursionError:
@@ -65,9 +69,12 @@ def read_json(
 
 
 @lru_cache(maxsize=16)
-def _decoder(parse_float: Callable[[str], object]) -> json.JSONDecoder:
+def _decoder(parse_float: Callable[[str], object], *, marks_doubled: bool) -> json.JSONDecoder:
     return json.JSONDecoder(
-        object_pairs_hook=_unique, parse_float=parse_float, parse_int=_integer, parse_constant=_no_constant
+        object_pairs_hook=_marked if marks_doubled else _unique,
+        parse_float=parse_float,
+        parse_int=_integer,
+        parse_constant=_no_constant,
     )
 
 
@@ -102,6 +109,26 @@ def check_depth(body: bytes | str, most: int = _MAX_DEPTH) -> None:
                 raise NotReadable(f"nested too deeply: more than {most} levels")
         elif first in b"]}":
             depth -= 1
+
+
+class Doubled(dict[str, Any]):
+    """A JSON object with keys that appear twice: *twice*. Of two readers one takes the first of them, another the last."""
+
+    twice: frozenset[str] = frozenset()
+
+
+def doubled(value: object) -> frozenset[str]:
+    """Return the keys that appear twice in an object that was read with ``marks_doubled``."""
+    return value.twice if isinstance(value, Doubled) else frozenset()
+
+
+def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    marked, names = Doubled(found), [name for name, _ in pairs]
+    marked.twice = frozenset(name for name in found if names.count(name) > 1)
+    return marked
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

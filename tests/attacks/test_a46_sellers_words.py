@@ -26,7 +26,7 @@ def extra(**more):
 
 def with_key_twice(terms):
     """The terms with a key of the seller's twice, as v1, whose JSON is the body."""
-    body = json.dumps(required_v1(accept(network="base-sepolia")))[:-1] + f', "{MARK}": 1, "{MARK}": 2}}'
+    body = json.dumps(required_v1(accept(network="base-sepolia")))[:-1] + f', "accepts": ["{MARK}"]}}'
     return lambda _request: httpx.Response(402, content=body.encode(), headers={"content-type": "application/json"})
 
 
@@ -51,9 +51,9 @@ TERMS = {
     "x402Version": required() | {"x402Version": WORDS},
     "accepts": required() | {"accepts": WORDS},
     "an entry": required() | {"accepts": [WORDS]},
-    "resource": required() | {"resource": WORDS},
+    "resource": required(accept(200_000_000)) | {"resource": WORDS},
     "resource.url": required() | {"resource": {"url": f"https://{MARK.replace(' ', '-')}.example/x"}},
-    "extensions": required(extensions=WORDS),
+    "extensions": required(accept(200_000_000), extensions=WORDS),
     "error": required(accept(200_000_000), error=WORDS),
     "description": required(accept(200_000_000)) | {"resource": {"url": "", "description": WORDS, "mimeType": WORDS}},
     "two bad offers": required(accept(scheme=WORDS), accept(extra=extra(name=WORDS))),
@@ -92,11 +92,10 @@ def test_a46_no_word_of_a_402_stands_in_a_message(mode, name, tmp_path):
 
 def test_a46_a_key_of_the_sellers_that_appears_twice_is_not_repeated():
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(ProtocolError, match="a key appears twice") as caught:
+        with pytest.raises(ProtocolError, match=r"body\.accepts: it appears twice") as caught:
             fetch("sync", session, with_key_twice(None))
         caught.value.__notes__ = []
         assert MARK not in said_by(caught.value)
-        assert caught.value.detail == repr(MARK)
 
 
 @pytest.mark.parametrize("name", sorted(QUOTED))

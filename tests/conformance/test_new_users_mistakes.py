@@ -70,7 +70,7 @@ def test_an_asynchronous_transport_in_a_blocking_client(session, library, transp
     [
         (required(accept(amount="0.01")), 'amount: it is not a whole number of atomic units as text, such as "10000"'),
         (required(accept(payTo=5)), "payTo: it is not text"),
-        (required(accept(maxTimeoutSeconds="60")), "maxTimeoutSeconds: it is not a whole number"),
+        (required(accept(maxTimeoutSeconds="1m")), "maxTimeoutSeconds: it is not a whole number"),
         ({**required(accept()), "accepts": {}}, "accepts: it is not a list"),
         ({**required(accept()), "x402Version": 3}, "x402Version: it is neither 1 nor 2"),
     ],

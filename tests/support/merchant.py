@@ -90,7 +90,7 @@ def _fields(**types):
 
 
 _PLACE = {"chainId": "uint256", "verifyingContract": "address"}
-_TRANSFER = {
+TRANSFER = {
     "EIP712Domain": _fields(name="string", version="string", **_PLACE),
     "TransferWithAuthorization": _fields(
         **{"from": "address"},
@@ -128,7 +128,7 @@ def recover_payment(header: str):
         numbers = {name: int(auth[name]) for name in ("value", "validAfter", "validBefore")}
         message = {**auth, **numbers, "nonce": bytes.fromhex(auth["nonce"][2:])}
         domain = {"name": "USDC", "version": "2", "verifyingContract": USDC}
-        payer = _recover(_TRANSFER, "TransferWithAuthorization", domain, message, signature)
+        payer = _recover(TRANSFER, "TransferWithAuthorization", domain, message, signature)
         return payer, int(auth["nonce"], 16), int(auth["value"]), auth["to"]
     permit = payload["permit2Authorization"]
     amount = int(permit["permitted"]["amount"])

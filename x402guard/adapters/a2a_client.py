@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
-from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
+from x402guard.adapters.direct import Offered, Payment, apay
+from x402guard.adapters.peers import checked_budget, place_named
 from x402guard.errors import ConfigError, ProtocolError
 from x402guard.flow.sealed import forgetting
 from x402guard.flow.shell import FindsBudget

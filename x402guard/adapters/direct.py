@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -61,6 +61,7 @@ class Offered(Struct, frozen=True):
         max_price: the price that the caller was quoted, in dollars; None without one.
         tool: the tool that is bought, as the owner's rules name it; else "".
         by_offer: the place is one that the offer names.
+        beside: a second text with terms, beside the first; what it names otherwise is a conflict.
     """
 
     required: Mapping[str, Any]
@@ -71,6 +72,7 @@ class Offered(Struct, frozen=True):
     max_price: Dollars | None = None
     tool: str = ""
     by_offer: bool = False
+    beside: bytes = b""
 
     def facts(self) -> RequestFacts:
         """Return the facts of a request for the core, with 32 new random bytes. Raises ``ConfigError``."""
@@ -166,21 +168,6 @@ def _resource_url(terms: Mapping[str, Any]) -> object:
     accepts = terms.get("accepts")
     first = accepts[0] if isinstance(accepts, (list, tuple)) and accepts else None
     return first.get("resource") if isinstance(first, Mapping) else None
-
-
-def checked_budget(session: object) -> None:
-    """Raise ``ConfigError`` for what is neither a session nor a guard."""
-    if isinstance(session, type) or not hasattr(session, "innermost"):
-        raise ConfigError(f"session: {session!r:.60} is neither a Session nor a Guard")
-
-
-def place_named(field: str, name: object, example: str) -> str:
-    """Return the place of a peer by the owner's own name of it, or by its URL. Raises ``ConfigError`` naming *field*."""
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"{field}: give the {field} a name of your own, such as {example!r}, or its URL")
-    place = name.rstrip("/") if "://" in name else f"{LOCAL}://{quote(name, safe='')}"
-    Offered({}, place).facts()  # an address that cannot be judged is refused now
-    return place
 
 
 class _Halted(Struct, frozen=True):
@@ -441,7 +428,8 @@ def _answer(status: int, response: object) -> Reply:
     text = response
     try:
         if not isinstance(text, str):
-            text = encode_header(plain_values(as_message(response, field="response")))
+            compact_json(text := plain_values(as_message(response, field="response")))
+            text = encode_header(text)
     except (TypeError, ValueError, RecursionError):
         text = "unreadable"  # the money is out: an answer that is no JSON is a doubt
     return Reply(status, ((PAYMENT_RESPONSE, text), *_NO_BODY))
@@ -451,10 +439,10 @@ _NO_BODY: Final = (("content-length", "0"),)
 """The caller has the answer, so that it has ended when it is told."""
 
 
-def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
+def _challenge(offer: Offered) -> tuple[Reply, bytes]:
     """Return the 402 that these terms would come in, and its body: the flow reads and bounds both as ever."""
     try:
-        text, header = compact_json(terms := plain_values(terms)), encode_header(terms)
+        text, header = compact_json(terms := plain_values(offer.required)), encode_header(terms)
     except (TypeError, ValueError, RecursionError):
         raise ProtocolError("it is no JSON", field=_REQUIRED) from None
     if terms.get("x402Version") == 1:
@@ -462,7 +450,7 @@ def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
         if len(body) > MAX_BODY_BYTES:
             raise ProtocolError(f"{len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", field=_REQUIRED)
         return Reply(402, (("content-type", "application/json"),)), body
-    return Reply(402, ((PAYMENT_REQUIRED, header),)), b""
+    return Reply(402, ((PAYMENT_REQUIRED, header),)), offer.beside
 
 
 def pay(payer: Payer, offer: Offered) -> Payment:
@@ -486,7 +474,7 @@ async def apay(payer: Payer, offer: Offered) -> Payment:
 
 
 def _signing(offer: Offered, context: Context) -> Flow[_Halted]:
-    reply, body = _challenge(offer.required)
+    reply, body = _challenge(offer)
     halted = yield from _advanced(paid_request(offer.facts(), context, reply), body=body)
     if not isinstance(halted, _Halted):
         raise ProtocolError("it offers nothing that can be paid", field=_REQUIRED)

@@ -15,8 +15,16 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import anyio
 from msgspec.structs import replace
 
-from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
-from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, PolicyDenied, SettlementUncertain
+from x402guard.adapters.direct import Offered, Payment, apay
+from x402guard.adapters.peers import checked_budget, place_named
+from x402guard.errors import (
+    ConfigError,
+    PaidNotDelivered,
+    PaymentRefused,
+    PolicyDenied,
+    ProtocolError,
+    SettlementUncertain,
+)
 from x402guard.flow.admission import Seat
 from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt, undelivered
@@ -26,6 +34,7 @@ from x402guard.kernel.rows import HoldKind, HoldState
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Dollars
 from x402guard.policy.step_guard import Outcome
+from x402guard.strict_json import NotReadable, read_json
 from x402guard.tools.flow import check_free, end_free
 from x402guard.tools.hold import tool_call
 from x402guard.x402.foreign import META
@@ -143,16 +152,17 @@ class GuardedMCPSession:
     async def _bought(self, name: str, arguments: dict[str, Any], offer: Offered, options: dict[str, Any]) -> Any:
         try:
             result = await self._mcp.call_tool(name, arguments, **options)
-            terms = _terms_of(result)
         except Exception as error:
-            result, terms = None, _terms_in_error(error)
+            result, terms, beside = None, _terms_in_error(error), b""
             if terms is None:
                 raise
+        else:
+            terms, beside = _terms_of(result)
         if terms is None:
             return _with_receipt(result, None)
         budget = self._session.innermost()
         await self._refuse_swap(budget, name, terms)
-        payment = await apay(budget, replace(offer, required=terms))
+        payment = await apay(budget, replace(offer, required=terms, beside=beside))
         return await self._paid(payment, name, arguments, options)
 
     async def _paid(self, payment: Payment, name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -231,23 +241,29 @@ def _canonical(arguments: Mapping[str, Any] | None) -> bytes:
         raise ConfigError("arguments: they are no JSON; give a dict of plain values") from None
 
 
-def _terms_of(result: Any) -> Mapping[str, Any] | None:
-    """Return the terms in a result that is an error: in its structured content, or in its first text."""
+def _terms_of(result: Any) -> tuple[Mapping[str, Any] | None, bytes]:
+    """Return the terms in a result that is an error: in its structured content, or in its first text; and a text beside them.
+
+    A model reads the text, a client the structured content: both are read, and have to say the same. Raises
+    ``ProtocolError`` for a text with terms that two readers could read differently.
+    """
     if not getattr(result, "is_error", False):
-        return None
+        return None, b""
     found = getattr(result, "structured_content", None)
-    if _are_terms(found):
-        return found
-    first = next(iter(getattr(result, "content", None) or ()), None)
-    return _terms_in_text(getattr(first, "text", None))
+    first = getattr(next(iter(getattr(result, "content", None) or ()), None), "text", None)
+    text = first if isinstance(first, str) and "x402Version" in first and len(first) <= _MOST_TEXT else ""
+    told = _terms_in_text(text)
+    return (found, text.encode("utf-8", "replace")) if _are_terms(found) else (told, b"")
 
 
-def _terms_in_text(text: object) -> Mapping[str, Any] | None:
-    if not isinstance(text, str) or "x402Version" not in text or len(text) > _MOST_TEXT:
+def _terms_in_text(text: str) -> Mapping[str, Any] | None:
+    if not text:
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = read_json(text)
+    except NotReadable as error:
+        if error.words:
+            raise ProtocolError(str(error), field="content[0].text", words=error.words) from None
         return None
     return found if _are_terms(found) else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from x402guard.adapters.direct import checked_budget
+from x402guard.adapters.peers import checked_budget
 from x402guard.errors import ConfigError
 from x402guard.flow.shell import FindsBudget
 

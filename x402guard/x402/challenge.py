@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
-from x402guard.errors import CallTimeout, NoAcceptableOffer
+from x402guard.errors import CallTimeout, NoAcceptableOffer, ProtocolError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed, Transact
 from x402guard.flow.ports import AccountFunds, HeadTime
-from x402guard.flow.request import RequestFacts, routes_of
+from x402guard.flow.request import RequestFacts, note_once, route_of, routes_of
 from x402guard.kernel.rows import Nanos
 from x402guard.kernel.typed_data import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.ledger.authorize import Refusal
@@ -24,7 +24,7 @@ from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.verdicts import NO_VERDICT, Verdict
-from x402guard.x402.offer import Offer, Stated, conflicts_with, normalise, offers_in, stated_in
+from x402guard.x402.offer import UNUSABLE, Offer, Stated, conflicts_with, normalise, offers_in, stated_in
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.tokens import doubt_of, facts_of
 from x402guard.x402.wire import (
@@ -34,7 +34,7 @@ from x402guard.x402.wire import (
     PaymentRequired,
     decode_json,
     decode_payment_required,
-    entries_of,
+    entries_beside,
     has_receipt,
     only_header,
     parse_payment_required,
@@ -76,17 +76,24 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     Raises ``ProtocolError`` for unreadable terms, ``CallTimeout`` for a body that takes longer than *call_s* seconds.
     """
     header = only_header(reply.headers, PAYMENT_REQUIRED)
+    required, unread = None, None
     if header is not None:
-        required = decode_payment_required(header)
-        known = header if len(header) <= MOST_KEPT_CHARS else None
-        body = yield from _body_terms(reply, call_s)
-        beside = () if body is None else tuple(map(stated_in, entries_of(body, field=BODY_FIELD)))
-        return Challenge(required, beside, known)
-    if has_receipt(reply.headers):
+        try:
+            required = decode_payment_required(header)
+        except ProtocolError as error:
+            unread = error
+    elif has_receipt(reply.headers):
         return None
-    body = yield from _body_terms(reply, call_s)
-    terms = None if body is None else parse_payment_required(body, field=BODY_FIELD)
-    return Challenge(terms) if terms is not None and terms.version == 1 else None
+    raw = yield from _body(call_s)
+    if required is not None:
+        known = header if header is not None and len(header) <= MOST_KEPT_CHARS else None
+        return Challenge(required, tuple(map(stated_in, entries_beside(raw))), known)
+    terms = None if raw is None else _body_terms(raw)
+    if terms is not None and terms.version == 1:
+        return Challenge(terms)  # a header that is empty, or cannot be read, does not hide them
+    if unread is not None:
+        raise unread
+    return None
 
 
 def _peeked(call_s: int | None) -> Flow[bytes | None]:
@@ -101,22 +108,22 @@ def _peeked(call_s: int | None) -> Flow[bytes | None]:
         raise
 
 
-def _body_terms(reply: Reply, call_s: int | None) -> Flow[Mapping[str, Any] | None]:
-    """Return the x402 terms in a JSON body, as it says them; None for one that is not JSON, or too large, or has none.
+def _body(call_s: int | None) -> Flow[bytes | None]:
+    """Return a body that names terms of x402; None for another one, or one that is too large.
 
     A body that cannot be unpacked has none: a client may ask for an encoding that is not decoded here, and the answer to
-    a ``HEAD`` has none at all.
+    a ``HEAD`` has none at all. Its content type says nothing: sellers write ``text/plain``, and twice.
     """
-    kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
-    if len(kinds) != 1 or "json" not in kinds[0]:
-        return None
     raw = yield from _peeked(call_s)
-    if raw is None or b"x402Version" not in raw:
-        return None
-    value = decode_json(raw.removeprefix(BOM_UTF8), field=BODY_FIELD)
+    return None if raw is None or b"x402Version" not in raw else raw
+
+
+def _body_terms(raw: bytes) -> PaymentRequired | None:
+    """Return the terms in a body; None for one that is no JSON object with terms. Raises ``ProtocolError``."""
+    value = decode_json(raw.removeprefix(BOM_UTF8), field=BODY_FIELD, is_terms=True)
     if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
         return None
-    return value
+    return parse_payment_required(value, field=BODY_FIELD)
 
 
 def asks_to_sign_in(required: PaymentRequired) -> bool:
@@ -135,8 +142,27 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
             refusals.append(funds)
         elif isinstance(case, Case):
             cases.append(replace(case, funds=funds))
+    unread = next((refusal.reason for refusal in refusals if refusal.rule == UNUSABLE), None)
+    if unread is not None:
+        yield from _note_unread(unread, request, context)
     faultless = tuple(case for case in cases if case.excused is None)
     return Payable(faultless or tuple(cases), tuple(refusals))  # what would be paid if the rules refused the others
+
+
+T = TypeVar("T")
+
+
+def noting_unread(reading: Flow[T], request: RequestFacts, context: Context) -> Flow[T]:
+    """Return what a flow reads. What it cannot read is an event as well, once for each host."""
+    try:
+        return (yield from reading)
+    except ProtocolError as error:
+        yield from _note_unread(str(error), request, context)
+        raise
+
+
+def _note_unread(why: str, request: RequestFacts, context: Context) -> Flow[None]:
+    yield from note_once(context, "offer_not_read", request.origin, route_of(request), why)
 
 
 def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:

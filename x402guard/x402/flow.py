@@ -51,7 +51,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
-from x402guard.x402.challenge import asks_to_sign_in, none_payable, read_challenge, screen
+from x402guard.x402.challenge import asks_to_sign_in, none_payable, noting_unread, read_challenge, screen
 from x402guard.x402.delivery import AnswerEnd, note_cut
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_marks
@@ -119,7 +119,8 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
             yield from note_once(context, "foreign_receipt", request.origin, route_of(request))
         return None
     timeouts = context.policy.timeouts
-    challenge = yield from read_challenge(reply, min(_TERMS_S, timeouts.payment_s or _TERMS_S))  # 3
+    reading = read_challenge(reply, min(_TERMS_S, timeouts.payment_s or _TERMS_S))
+    challenge = yield from noting_unread(reading, request, context)  # 3
     if challenge is None:
         return None
     if asks_to_sign_in(challenge.required):
@@ -132,7 +133,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     impossible = _cannot_pay(request, context)
     if impossible is not None:
         raise (yield from refuse(impossible))
-    payable = yield from screen(challenge, request, context)  # 4, 5
+    payable = yield from noting_unread(screen(challenge, request, context), request, context)  # 4, 5
     if not payable.cases:
         raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6

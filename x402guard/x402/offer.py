@@ -18,11 +18,11 @@ from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import (
     PaymentRequired,
-    PaymentRequirements,
     PaymentRequirementsV1,
-    compact_json,
     decode_payment_required,
-    parse_message,
+    echoed_json,
+    parse_requirement,
+    whole,
 )
 
 KNOWN_SCHEMES: Final = frozenset({"exact", "upto"})
@@ -80,44 +80,43 @@ def offers_in(header: str, registry: AssetRegistry) -> tuple[Offer | Refusal, ..
 def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Refusal]:
     """Return each entry of ``accepts`` as an ``Offer`` or a refusal, in the same order.
 
-    An address or amount that is none refuses its entry alone: specification v2, 5.1.2, allows a currency code as the
-    asset and the name of a role as the payee. Raises ``ProtocolError`` if there is nothing else, and for an entry with a
-    supported scheme and network that lacks a field.
+    What cannot be read in an entry refuses it alone: specification v2, 5.1.2, allows a currency code as the asset and the
+    name of a role as the payee, and sellers write entries of other protocols. Raises ``ProtocolError`` if there is nothing
+    else.
     """
     if not required.accepts:
         raise ProtocolError("the list of offers is empty", field="accepts")
     found: list[Offer | Refusal] = []
     unusable: list[ProtocolError] = []
     resource = required.resource
-    if resource is not None:  # strict facilitators refuse a null
+    if isinstance(resource, Mapping):  # strict facilitators refuse a null
         resource = {name: value for name, value in resource.items() if value is not None}
-    echoed = tuple(None if part is None else compact_json(part) for part in (resource, required.extensions))
+    echoed = tuple(None if part is None else echoed_json(part) for part in (resource, required.extensions))
     for index, entry in enumerate(required.accepts):
         try:
             found.append(_normalise_one(required, entry, index, registry, echoed))
-        except _Unusable as signal:
-            unusable.append(signal.error)
-            found.append(Refusal("unusable_offer", str(signal.error)))
+        except ProtocolError as error:
+            unusable.append(error)
+            found.append(Refusal(UNUSABLE, str(error)))
     if len(unusable) == len(found):
         raise unusable[0]
     return found
 
 
-class _Unusable(Exception):  # noqa: N818 - a signal inside this module
-    """An address or an amount in an entry is none."""
-
-    def __init__(self, message: str, *, field: str, words: object = "") -> None:
-        self.error = ProtocolError(message, field=field, words=words)
+UNUSABLE: Final = "unusable_offer"
+"""The rule of an entry that cannot be read."""
 
 
 def _normalise_one(
     required: PaymentRequired,
-    entry: Mapping[str, Any],
+    entry: Any,
     index: int,
     registry: AssetRegistry,
     echoed: tuple[str | None, ...],
 ) -> Offer | Refusal:
     field = f"accepts[{index}]"
+    if not isinstance(entry, Mapping):
+        raise ProtocolError("it is not an object", field=field)
     scheme, offered = entry.get("scheme"), entry.get("network")
     if not isinstance(scheme, str) or not isinstance(offered, str):
         raise ProtocolError("scheme and network have to be strings", field=field)
@@ -128,11 +127,7 @@ def _normalise_one(
         return Refusal("schemes", f"a scheme of x402 v{required.version} that is not supported", words=scheme)
     if network is None:
         return Refusal("networks", "not a known EVM network", words=offered)
-    requirement: PaymentRequirements | PaymentRequirementsV1
-    if required.version == 1:
-        requirement = parse_message(PaymentRequirementsV1, entry, field=field)
-    else:
-        requirement = parse_message(PaymentRequirements, entry, field=field)
+    requirement = parse_requirement(required.version, entry, field=field)
     extra = requirement.extra or {}
     # In any case of its letters: it is compared with the registry, and official pages show one with a wrong checksum.
     asset = registry.find(network, _address(requirement.asset.lower(), f"{field}.asset"))
@@ -147,7 +142,7 @@ def _normalise_one(
     if isinstance(method, Refusal):
         return method
     amount = _amount(requirement.amount, f"{field}.amount")
-    resource_url: object = (required.resource or {}).get("url")
+    resource_url: object = required.resource.get("url") if isinstance(required.resource, Mapping) else None
     if isinstance(requirement, PaymentRequirementsV1):
         resource_url = requirement.resource
     return Offer(
@@ -164,7 +159,7 @@ def _normalise_one(
         facilitator=_facilitator(extra, f"{field}.extra.facilitatorAddress") if scheme == "upto" else None,
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
         resource_url=resource_url if isinstance(resource_url, str) else None,
-        accepted_json=compact_json(dict(entry)),
+        accepted_json=echoed_json(dict(entry)),
         resource_json=echoed[0],
         extensions_json=echoed[1],
         position=index,
@@ -177,22 +172,22 @@ def _address(text: str, field: str) -> Address:
         return parse_address(text)
     except ValueError:
         reason = "not an address: 0x and forty hex digits, in mixed case with a correct EIP-55 checksum"
-        raise _Unusable(reason, field=field, words=text) from None
+        raise ProtocolError(reason, field=field, words=text) from None
 
 
 def _amount(text: str, field: str) -> int:
     amount = int(text)
     if amount == 0:
-        raise _Unusable("the amount is zero", field=field)
+        raise ProtocolError("the amount is zero", field=field)
     if amount > MAX_UINT256:
-        raise _Unusable("does not fit into a uint256", field=field)
+        raise ProtocolError("does not fit into a uint256", field=field)
     return amount
 
 
 def _payee(text: str, asset: Asset, field: str) -> Address:
     payee = _address(text, field)
     if payee in (ZERO_ADDRESS, asset.contract):
-        raise _Unusable(f"{payee} is the zero address or the token itself; money sent there is lost", field=field)
+        raise ProtocolError(f"{payee} is the zero address or the token itself; money sent there is lost", field=field)
     return payee
 
 
@@ -200,10 +195,10 @@ def _facilitator(extra: Mapping[str, Any], field: str) -> Address:
     # Specification, upto on EVM: the witness binds the one address that may settle, so the offer has to name it.
     value = extra.get("facilitatorAddress")
     if not isinstance(value, str):
-        raise _Unusable("an upto offer has to name its facilitator", field=field)
+        raise ProtocolError("an upto offer has to name its facilitator", field=field)
     facilitator = _address(value, field)
     if facilitator == ZERO_ADDRESS:
-        raise _Unusable("the zero address cannot settle", field=field)
+        raise ProtocolError("the zero address cannot settle", field=field)
     return facilitator
 
 
@@ -243,10 +238,10 @@ def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
         return Refusal(
             "unsupported_wallet", reason, advice="Ask the seller for an offer of the exact scheme on the token."
         )
-    ours = {"name": asset.name, "version": asset.version, "decimals": asset.decimals}
+    ours: dict[str, str | int] = {"name": asset.name, "version": asset.version, "decimals": asset.decimals}
     for key, value in ours.items():
         offered = extra.get(key)
-        if offered is not None and offered != value:
+        if offered is not None and _same_kind(offered, value) != value:
             return Refusal(
                 "asset_domain",
                 f"the offer's {key} of {asset.contract} on {asset.network} differs: the asset registry has {value!r}; "
@@ -254,6 +249,13 @@ def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
                 words=str(offered),
             )
     return None
+
+
+def _same_kind(offered: Any, ours: str | int) -> Any:
+    """Return what an offer says of a token as a value of our kind, where nothing is lost: ``2`` and ``"2"`` are one."""
+    if isinstance(ours, str) and type(offered) is int:
+        return str(offered)
+    return whole(offered) if isinstance(ours, int) else offered
 
 
 class Stated(Struct, frozen=True):
@@ -271,8 +273,9 @@ class Stated(Struct, frozen=True):
     amounts: frozenset[str]
 
 
-def stated_in(entry: Mapping[str, Any]) -> Stated:
-    """Return what an entry says. The amount of another kind of chain, where no address is one of EVM, is none of ours."""
+def stated_in(entry: Any) -> Stated:
+    """Return what an entry says; nothing, if it is no object. The amount of another kind of chain, where no address is one of EVM, is none of ours."""
+    entry = entry if isinstance(entry, Mapping) else {}
     asset, payee = (_evm_address(entry.get(name)) for name in ("asset", "payTo"))
     network = resolve_network(str(entry.get("network")).strip().lower())
     amounts = [str(entry.get(name)) for name in ("amount", "maxAmountRequired")]
@@ -290,7 +293,7 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}")
 _ATOMIC: Final = re.compile(r"[0-9]{1,78}", re.ASCII)
 
 
-def conflicts_with(offer: Offer, header: Iterable[Mapping[str, Any]], beside: Sequence[Stated]) -> bool:
+def conflicts_with(offer: Offer, header: Iterable[Any], beside: Sequence[Stated]) -> bool:
     """True if an entry in the body *beside* a *header* says anything else than *offer*, and none says the same in full.
 
     What it says of another entry of the header is not said of this one, unless the same payment has another amount. A

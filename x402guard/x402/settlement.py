@@ -101,7 +101,7 @@ def _refusal_words(reply: Reply) -> str:
         told = None if header is None else decode_payment_required(header).error
     except ProtocolError:
         return ""
-    return (told or "")[:_MOST_WORDS]
+    return told[:_MOST_WORDS] if isinstance(told, str) else ""
 
 
 def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:

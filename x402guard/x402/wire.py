@@ -10,8 +10,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError
@@ -21,7 +22,7 @@ from msgspec.json import Encoder
 from x402guard.errors import ProtocolError
 from x402guard.frozen import read_struct, readable
 from x402guard.kernel.evm import MAX_UINT256
-from x402guard.strict_json import NotReadable, read_json
+from x402guard.strict_json import NotReadable, check_depth, doubled, read_json
 from x402guard.x402.rails import RECEIPT_HEADERS, REQUEST_HEADERS
 
 PAYMENT_REQUIRED: Final = "payment-required"
@@ -34,13 +35,13 @@ PAYMENT_HEADERS: Final = REQUEST_HEADERS
 
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
-MAX_HEADER_CHARS: Final = 65_536
+MAX_HEADER_CHARS: Final = 131_072
 MOST_KEPT_CHARS: Final = 8_192
 """A longer header is read anew each time: its terms take up to a megabyte."""
 
 MAX_BODY_BYTES: Final = 262_144
-MAX_JSON_DEPTH: Final = 32
-MAX_ACCEPTS: Final = 64
+MAX_JSON_DEPTH: Final = 128
+MAX_ACCEPTS: Final = 256
 
 M = TypeVar("M", bound=Struct)
 
@@ -77,7 +78,7 @@ class PaymentRequirementsV1(Struct, frozen=True):
     asset: Account
     pay_to: Account = named(name="payTo")
     max_timeout_s: Seconds = named(name="maxTimeoutSeconds")
-    resource: Annotated[str, Meta(max_length=8192)]
+    resource: Any = None
     extra: dict[str, Any] | None = None
 
 
@@ -85,14 +86,15 @@ class PaymentRequirementsV1(Struct, frozen=True):
 class PaymentRequired(Struct, frozen=True):
     """The terms of a 402: a version and the ways to pay (specification 5.1).
 
-    The entries of ``accepts`` stay plain JSON, so that one with an unknown chain or scheme does not fail the others.
+    The entries of ``accepts`` stay plain JSON, so that one that cannot be read does not fail the others. What is around them
+    decides about no money: it is of any type, and is sent back as it came.
     """
 
     version: Literal[1, 2] = named(name="x402Version")
-    accepts: tuple[dict[str, Any], ...]
-    resource: dict[str, Any] | None = None
-    extensions: dict[str, Any] | None = None
-    error: str | None = None
+    accepts: tuple[Any, ...]
+    resource: Any = None
+    extensions: Any = None
+    error: Any = None
 
 
 @readable
@@ -113,23 +115,24 @@ class SettleResponse(Struct, frozen=True):
 def only_header(headers: Headers, name: str) -> str | None:
     """Return the value of the header *name* (lower case), or None if it is missing.
 
-    Raises ``ProtocolError`` if it occurs more than once, because two readers could use different ones.
+    Raises ``ProtocolError`` if it occurs with two values, because two readers could use different ones.
     """
     values = [value for key, value in headers if key.lower() == name]
-    if len(values) > 1:
-        raise ProtocolError(f"the header occurs {len(values)} times; only one is allowed", field=name.upper())
+    if len({value.strip() for value in values}) > 1:
+        raise ProtocolError(f"the header occurs {len(values)} times, with different values", field=name.upper())
     return values[0] if values else None
 
 
-def decode_json(raw: bytes, *, field: str) -> Any:
+def decode_json(raw: bytes, *, field: str, is_terms: bool = False) -> Any:
     """Return the JSON value in *raw* (UTF-8).
 
-    Raises ``ProtocolError`` naming *field* for duplicate keys, NaN, a depth over 32 and invalid text.
+    Raises ``ProtocolError`` naming *field* for duplicate keys, NaN, a depth over 128 and invalid text. In *terms* a NUL and
+    half an emoji are texts like others, which are sent back escaped, and an object with a key twice is ``Doubled``.
     """
     try:
-        value = read_json(raw.decode("utf-8"), most_depth=MAX_JSON_DEPTH)
-        if b"\\u" in raw:
-            compact_json(value).encode()  # raises for a lone surrogate, which could be read but not sent back
+        value = read_json(_text(raw, is_terms=is_terms), most_depth=MAX_JSON_DEPTH, marks_doubled=is_terms)
+        if b"\\u" in raw and not is_terms:
+            compact_json(value)  # raises for a lone surrogate
             if _NUL.search(raw):
                 raise NotReadable("a NUL in a text")  # a ledger in PostgreSQL cannot keep it
         return value
@@ -138,22 +141,32 @@ def decode_json(raw: bytes, *, field: str) -> Any:
         raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field, words=words) from None
 
 
+def _text(raw: bytes, *, is_terms: bool) -> str:
+    """Return text in UTF-8; terms may have a byte order mark, or be in Latin-1, where no needed field differs."""
+    try:
+        return raw.decode("utf-8-sig" if is_terms else "utf-8")
+    except UnicodeDecodeError:
+        if not is_terms:
+            raise
+        return raw.decode("latin-1")
+
+
 _PLAIN_ALPHABET: Final = str.maketrans("-_", "+/")
 
 
-def decode_base64_json(value: str, *, field: str) -> Any:
+def decode_base64_json(value: str, *, field: str, is_terms: bool = False) -> Any:
     """Return the JSON value in a header: base64 in either alphabet (RFC 4648, 4 and 5), padded or not.
 
     Raises ``ProtocolError`` naming *field*.
     """
     if len(value) > MAX_HEADER_CHARS:
         raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are allowed", field=field)
-    text = value.strip().rstrip("=").translate(_PLAIN_ALPHABET)
+    text = "".join(value.split()).rstrip("=").translate(_PLAIN_ALPHABET)  # some servers wrap it, as in a mail
     try:
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error):
         raise ProtocolError("not base64", field=field) from None
-    return decode_json(raw, field=field)
+    return decode_json(raw, field=field, is_terms=is_terms)
 
 
 def parse_message(model: type[M], value: Any, *, field: str) -> M:
@@ -192,21 +205,80 @@ def _fault(error: ValidationError) -> tuple[str, str]:
 
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
-    """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError``; over 64 ``accepts`` before parsing."""
-    if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
+    """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError``, also for over 256 ``accepts``."""
+    if not isinstance(value, Mapping):
+        raise ProtocolError("it is not an object", field=field)
+    twice = sorted(doubled(value) & {"x402Version", "accepts"})
+    if twice:
+        raise ProtocolError("it appears twice", field=f"{field}.{twice[0]}")
+    if isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
         raise _too_many(len(value["accepts"]), field)
-    return parse_message(PaymentRequired, value, field=field)
+    known = {name: value[name] for name in ("accepts", "resource", "extensions", "error") if name in value}
+    if "x402Version" in value:
+        known["x402Version"] = whole(value["x402Version"])
+    return parse_message(PaymentRequired, known, field=field)
 
 
-def entries_of(terms: Mapping[str, Any], *, field: str) -> Sequence[Mapping[str, Any]]:
-    """Return the objects in ``accepts`` of decoded JSON: in a list, in lists of that, or alone.
+_NEEDED: Final = ("scheme", "network", "amount", "maxAmountRequired", "asset", "payTo", "maxTimeoutSeconds", "extra")
 
-    Raises ``ProtocolError`` for over 64.
+
+def parse_requirement(
+    version: int, entry: Mapping[str, Any], *, field: str
+) -> PaymentRequirements | PaymentRequirementsV1:
+    """Return an entry of ``accepts`` by what decides about money in it. Raises ``ProtocolError`` naming the field.
+
+    The lifetime is a whole number in any spelling that loses nothing; an amount is digits, as text or as an integer. What
+    appears twice has two readings.
     """
-    found = list(_objects_in(terms.get("accepts")))
-    if len(found) > MAX_ACCEPTS:
-        raise _too_many(len(found), field)
+    extra = entry.get("extra")
+    twice = sorted(doubled(entry) & set(_NEEDED)) + [f"extra.{name}" for name in sorted(doubled(extra))]
+    if twice:
+        raise ProtocolError("it appears twice", field=f"{field}.{twice[0]}")
+    known = {name: entry[name] for name in (*_NEEDED, "resource") if name in entry}
+    known["extra"] = extra or None
+    if "maxTimeoutSeconds" in known:
+        known["maxTimeoutSeconds"] = whole(known["maxTimeoutSeconds"])
+    for name in ("amount", "maxAmountRequired"):
+        if type(known.get(name)) is int:
+            known[name] = str(known[name])
+    if version == 1:
+        return parse_message(PaymentRequirementsV1, known, field=field)
+    return parse_message(PaymentRequirements, known, field=field)
+
+
+_WHOLE: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
+
+
+def whole(value: Any) -> Any:
+    """Return a whole number that is written as text, or with a fraction of zero; anything else as it is."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def entries_beside(raw: bytes | None) -> list[Mapping[str, Any]]:
+    """Return the entries that a body beside a header names, read as leniently as any client reads it.
+
+    In a list, in lists of that, or alone; of a key that appears twice both are read, and what follows the JSON is not. What
+    cannot be read says nothing: a body is the server's own (HTTP transport v2, "Response Body").
+    """
+    text = "" if raw is None else raw.decode("utf-8", "replace")
+    start = text.find("{")
+    if start < 0:
+        return []
+    found: list[Mapping[str, Any]] = []
+    for pairs in (dict, _first):
+        try:
+            check_depth(text)
+            value, _ = json.JSONDecoder(object_pairs_hook=pairs).raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return []
+        found += islice(_objects_in(value.get("accepts")), MAX_ACCEPTS)
     return found
+
+
+def _first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(reversed(pairs))
 
 
 def _too_many(count: int, field: str) -> ProtocolError:
@@ -221,7 +293,7 @@ def _objects_in(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def decode_payment_required(value: str) -> PaymentRequired:
-    """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``.
+    """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2; some servers write v1 there). Raises ``ProtocolError``.
 
     Sellers send the same text again and again, so the last ones are known, but for those that would take much memory.
     Nothing changes the terms that are returned.
@@ -231,10 +303,7 @@ def decode_payment_required(value: str) -> PaymentRequired:
 
 def _terms_in(value: str) -> PaymentRequired:
     field = PAYMENT_REQUIRED.upper()
-    required = parse_payment_required(decode_base64_json(value, field=field), field=field)
-    if required.version != 2:
-        raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
-    return required
+    return parse_payment_required(decode_base64_json(value, field=field, is_terms=True), field=field)
 
 
 _known_terms: Final = lru_cache(maxsize=64)(_terms_in)
@@ -297,14 +366,22 @@ _ENCODED: Final = Encoder().encode
 def compact_json(value: Any) -> str:
     """Return *value* as JSON without white space, keys in their order, non-ASCII text unescaped.
 
-    Raises ``UnicodeEncodeError`` for a lone surrogate, which no JSON that is read has.
+    Raises ``UnicodeEncodeError`` for a lone surrogate.
     """
     return _ENCODED(value).decode()
 
 
+def echoed_json(value: Any) -> str:
+    """Return what a seller has written as compact JSON, to be sent back: half an emoji is escaped, as it came."""
+    try:
+        return compact_json(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+
+
 def encode_header(message: Mapping[str, Any]) -> str:
     """Return a message as base64 of its compact JSON, as the HTTP transport requires."""
-    return base64.b64encode(compact_json(message).encode()).decode("ascii")
+    return base64.b64encode(echoed_json(message).encode()).decode("ascii")
 
 
 def decode_header(value: str) -> dict[str, Any]:

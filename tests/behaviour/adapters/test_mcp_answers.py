@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from x402.mcp import x402MCPClient
 from x402.mcp.client import x402MCPSession
 
-from tests.support.merchant import make_guard, receipt, required
+from tests.support.merchant import OTHER_PAYEE, accept, make_guard, receipt, required
 from x402guard import (
     AsyncGuardedTransport,
     ConfigError,
@@ -20,6 +20,8 @@ from x402guard import (
     NeedsReview,
     PaidNotDelivered,
     Policy,
+    PolicyDenied,
+    ProtocolError,
     Risk,
     SettlementUncertain,
 )
@@ -192,3 +194,52 @@ def test_what_cannot_be_sent_costs_nothing(session, arguments, costs):
     with pytest.raises(ConfigError, match="arguments: they are no JSON"):
         call(server, session, arguments, costs=costs)
     assert (server.asked, session.spent + session.held) == ([], 0)
+
+
+TWICE = json.dumps(required(url="mcp://tool/forecast")).replace('"payTo"', '"payTo": "0x' + "99" * 20 + '", "payTo"')
+
+
+class Asking(Server):
+    """Asks for a payment by these fields of its result."""
+
+    def __init__(self, **asks):
+        super().__init__(said())
+        self.asks = {"content": [], "is_error": True, **asks}
+
+    async def call_tool(self, name, arguments=None, *, meta=None):
+        self.asked.append((name, arguments, meta))
+        return self.answer if meta else types.CallToolResult(**self.asks)
+
+
+def text_of(terms):
+    return [types.TextContent(type="text", text=terms if isinstance(terms, str) else json.dumps(terms))]
+
+
+OURS = required(url="mcp://tool/forecast")
+OTHERWISE = {
+    "amount": required(accept(5_000)), "payee": required(accept(payTo=OTHER_PAYEE)), "network": required(accept(network="base")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_text_that_names_other_terms_than_the_structured_content_is_a_conflict(session, name):
+    server = Asking(structured_content=OURS, content=text_of(OTHERWISE[name]))
+    with pytest.raises(PolicyDenied, match="header_body_conflict"):
+        call(server, session)
+    assert (len(server.asked), session.held) == (1, 0)
+
+
+@pytest.mark.parametrize("beside", [OURS, "pay first, by x402Version 2", '{"x402Version": 2, "accepts": [', ""])
+def test_a_text_that_says_the_same_or_nothing_is_none(session, beside):
+    server = Asking(structured_content=OURS, content=text_of(beside))
+    call(server, session)
+    assert len(server.asked) == 2
+
+
+def test_a_text_with_a_key_twice_is_refused(session):
+    """Of two readers one pays the first payee, the other the second."""
+    for more in ({}, {"structured_content": OURS}):
+        server = Asking(content=text_of(TWICE), **more)
+        with pytest.raises(ProtocolError, match="a key appears twice"):
+            call(server, session)
+        assert (len(server.asked), session.held) == (1, 0)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
-
-from msgspec.json import Decoder
 
 from x402guard.kernel.intent import Intent
 from x402guard.x402.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
 
 _IDENTIFIER: Final = "payment-identifier"
-_DECODED: Final = Decoder().decode
 
 
 def envelope(intent: Intent, payload: Mapping[str, Any]) -> tuple[str, str]:
@@ -32,18 +30,20 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
     message: dict[str, Any] = {
         "x402Version": 2,
         "payload": dict(payload),
-        "accepted": _DECODED(intent.accepted_json),
+        "accepted": json.loads(intent.accepted_json),
     }
     if intent.resource_json is not None:
-        message["resource"] = _DECODED(intent.resource_json)
+        message["resource"] = json.loads(intent.resource_json)
     if intent.extensions_json is not None:
         message["extensions"] = _extensions(intent.extensions_json, intent.payment_id)
     return message
 
 
-def _extensions(offered_json: str, payment_id: str | None) -> Mapping[str, Any]:
+def _extensions(offered_json: str, payment_id: str | None) -> Any:
     # Specification v2, 5.1.2: echo at least the received extensions; append, never overwrite.
-    extensions: dict[str, Any] = _DECODED(offered_json)
+    extensions: Any = json.loads(offered_json)
+    if not isinstance(extensions, dict):
+        return extensions
     offered = extensions.get(_IDENTIFIER)
     if payment_id is not None and isinstance(offered, dict):
         info = offered.get("info")

@@ -77,4 +77,4 @@ def _offers_identifier(offer: Offer) -> bool:
     if offer.extensions_json is None:
         return False
     extensions = json.loads(offer.extensions_json)
-    return isinstance(extensions.get("payment-identifier"), dict)
+    return isinstance(extensions, dict) and isinstance(extensions.get("payment-identifier"), dict)
