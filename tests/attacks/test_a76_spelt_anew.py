@@ -1,5 +1,6 @@
 """Row 76: a model writes the same request again in another spelling, and it is bought again."""
 
+import httpx
 import pytest
 
 from tests.support.merchant import Shop, make_guard
@@ -8,7 +9,7 @@ from x402guard import Policy, PolicyDenied
 
 SPELT = (
     [
-        ("GET", "https://shop.example:443/v1/./opinion%2F42?b=2&a=1%20x", b""),
+        ("GET", "https://shop.example:443/v1/./%6Fpinion/42?b=2&a=1%20x", b""),
         ("GET", "HTTPS://Shop.example/v1/opinion/42?a=1+x&b=2", b""),
     ],
     [
@@ -20,6 +21,11 @@ SPELT = (
 APART = [
     ("GET", "https://shop.example/v1?a=1&a=2", b""),
     ("GET", "https://shop.example/v1?a=1", b""),
+    ("GET", "https://shop.example/v1?a=2&a=1", b""),
+    ("GET", "https://shop.example/v1/a/b", b""),
+    ("GET", "https://shop.example/v1/a%2Fb", b""),
+    ("GET", "https://shop.example/v1/%E4", b""),
+    ("GET", "https://shop.example/v1/%FC", b""),
     ("GET", "https://shop.example/v1?a=%ff", b""),
     ("GET", "https://shop.example/v1?a=%fe", b""),
     ("GET", "http://127.0.0.1:8443/v1?a=1", b""),
@@ -28,6 +34,10 @@ APART = [
     ("POST", "https://shop.example/v1?a=1", b'{"q": [1, 2]}'),
     ("POST", "https://shop.example/v1?a=1", b'{"q": [2, 1]}'),
     ("POST", "https://shop.example/v1?a=1", b'{"q": "1"}'),
+    ("POST", "https://shop.example/v1?a=1", b'{"q": 1.' + b"0" * 40 + b"1}"),
+    ("POST", "https://shop.example/v1?a=1", b'{"q": 1.' + b"0" * 40 + b"2}"),
+    ("POST", "https://shop.example/v1?a=1", b"[1]"),
+    ("POST", "https://shop.example/v1?a=1", b'[1],"x":[2]'),
     ("POST", "https://shop.example/v1?a=1", b'{"q": 1, "q": 2}'),
     ("POST", "https://shop.example/v1?a=1", b'{"stream": true, "q": "1"}'),
 ]
@@ -67,3 +77,19 @@ def test_a76_a_large_body_counts_by_its_bytes(size):
                 fetch("sync", session, shop, method="POST", content=body)
         if size > 2**18:
             assert fetch("sync", session, shop, method="POST", content=bodies[1]).status_code == 200
+
+
+def test_a76_a_purchase_in_doubt_is_presented_again_in_any_spelling():
+    """A seller keeps the payment and answers 502; the model writes the parameters in another order."""
+    shop = Shop(paid=lambda *_: httpx.Response(502))
+    with (
+        make_guard(policy=Policy(repeat="refuse", breaker=None)) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        for url in (
+            "https://shop.example/v1?a=1&b=2",
+            "https://shop.example/v1?b=2&a=1",
+            "https://shop.example/v1?b=%32&a=1",
+        ):
+            fetch("sync", session, shop, url=url)
+        assert (len(shop.payments), len(shop.nonces)) == (3, 1)

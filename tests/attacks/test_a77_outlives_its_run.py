@@ -63,3 +63,23 @@ def test_a77_what_outlives_a_run_of_its_own_does_not_spend_from_the_installed_se
     with openai.OpenAI() as client:
         assert ask_openai(client) == TEXT  # who was never in a run pays as before
     assert installed.spent == MINI
+
+
+@pytest.mark.parametrize("kind", ["run", "child"])
+def test_a77_a_run_that_is_closed_in_its_own_block_is_closed_there(running, server, install, kind):
+    """A watchdog's thread or a callback closes it: what goes on in its block pays from no session around it."""
+    _, guard = running
+    installed = install()
+    with guard.session("outer", budget="$1.00") as outer:
+        inner = guard.session("own", budget="$1.00") if kind == "run" else outer.child("own", budget="$0.50")
+        with inner, openai.OpenAI(max_retries=0) as client:
+            assert ask_openai(client) == TEXT
+            thread = threading.Thread(target=inner.close)
+            thread.start()
+            thread.join()
+            with pytest.raises((openai.APIStatusError, SessionClosed)) as caught:
+                ask_openai(client)
+            refusal = refusal_from(caught.value) or caught.value
+            assert isinstance(refusal, SessionClosed)
+        assert outer.spent == (MINI if kind == "child" else 0)
+    assert (installed.spent, installed.held) == (0, 0)

@@ -252,7 +252,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/any-language.md").read_text()
 
 def test_the_blocks_of_the_page_do_what_they_say(shop, proxied):
     """As they stand there, but for the address of the proxy and of the seller."""
-    _, curled, _ = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    _, curled, _, _ = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     [fetched] = re.findall(r"```js\n(.*?)```", PAGE, re.DOTALL)
     runs = [(["sh"], curled, "sold")]
     runs += [(["node", "--input-type=module"], fetched, "200 sold")] if shutil.which("node") else []

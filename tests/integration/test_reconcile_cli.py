@@ -113,11 +113,14 @@ def test_it_goes_on_until_it_is_stopped(owner):
     assert [look["proven"] for look in looks] == [1, 0]
 
 
-def test_what_left_the_wallet_past_the_guard_is_an_alarm_once(net, owner):
+def test_what_left_the_wallet_past_the_guard_is_an_alarm_until_it_is_acknowledged(net, owner):
     owner.run("reconcile")
     net._confirm(net.token, calldata("transfer(address,uint256)", net.payee, 123_456))
     said = owner.run("reconcile", code=1)
     assert re.search(r"left the wallet, not in the ledger: \$0\.123456 to 0x", said)
+    assert "not in the ledger" in owner.run("reconcile", code=1)
+    [known] = re.findall(r"x402guard acknowledge (\w+)", said)
+    assert "acknowledged by" in owner.run("acknowledge", known)
     assert "not in the ledger" not in owner.run("reconcile")
 
 

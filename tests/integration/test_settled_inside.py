@@ -117,7 +117,7 @@ def test_the_decoder_reads_what_the_contracts_were_called_with(shop, kind):
 # ---- the wallet beside the books ----
 
 
-def test_a_transfer_past_the_guard_is_an_alarm_once(shop):
+def test_a_transfer_past_the_guard_is_told_once(shop):
     guard = shop.guard()
     session = guard.session("s", budget="$1.00")
     for kind in ("eip3009", "permit2", "upto"):
@@ -125,10 +125,11 @@ def test_a_transfer_past_the_guard_is_an_alarm_once(shop):
     assert guard.reconcile().unexplained == []
     gone = [shop.pay_past_the_guard(amount) for amount in (7, 9)]
     found = guard.reconcile()
-    assert [(row["transaction"], row["amount"]) for row in found.unexplained] == [(gone[0], 7_000), (gone[1], 9_000)]
+    rows = sorted((row["amount"], row["transaction"]) for row in found.unexplained)
+    assert rows == [(7_000, gone[0]), (9_000, gone[1])]
     assert found.is_alarming
     shop.ask(session, "eip3009", path="/documents/2")
-    assert guard.reconcile().unexplained == []
+    assert guard.reconcile().unexplained == found.unexplained
     assert [n.facts["total"] for n in shop.told if n.kind == "unexplained_transfer"] == ["0.000016"]
 
 

@@ -50,7 +50,7 @@ def proxy(
         from x402guard.web.proxy import Proxy, new_token
         from x402guard.web.reach import Reach
         from x402guard.web.server import Server
-        from x402guard.web.upstream import Keys, host_of, upstreams
+        from x402guard.web.upstream import Keys, upstreams
     except ImportError:
         raise ConfigError("proxy: it needs two more packages: pip install 'x402guard[serve]'") from None
     settings = load_settings()
@@ -73,7 +73,7 @@ def proxy(
             {tokens[name]: session for name, session in sessions.items()},
             upstreams=known,
             keys=Keys(os.environ, metering, settings.proxy.paths),
-            reach=Reach(guard.context.policy, [host_of(each.base) for each in known.values()]),
+            reach=Reach(guard.context.policy, [each.base for each in known.values()]),
             access=Access(names=local_names(host) if is_loopback(host) else (), viewer="", owner=""),
             own=own,
         )

@@ -77,8 +77,7 @@ class Seat:
             return None
         self.leave()
         where, most = slot
-        own = f"{run_of(context.node_id)} {where}" if self._kind is HoldKind.TOOL else where
-        self.slot = yield TakeSlot(own, most, LONGEST_WAIT_S)
+        self.slot = yield TakeSlot(f"{run_of(context.node_id)} {where}", most, LONGEST_WAIT_S)
         if self.slot is not None:
             return None
         shown = where if self._kind is HoldKind.TOOL else shown_host(self._name, self._begun)

@@ -107,17 +107,14 @@ def purpose_of(request: RequestFacts, fingerprint: str, tool: str = "", *, step:
     return Purpose(request.method, url, request.host, fingerprint, tool, step)
 
 
-def note_once(context: Context, name: str, where: str, place: str, why: str = "") -> Flow[None]:
-    """Record the event *name* with its *place*, once per budget and *where* (a host or an origin), and notify with a *why*."""
+def note_once(context: Context, name: str, where: str, place: str) -> Flow[None]:
+    """Record the event *name* with its *place*, once per budget and *where* (a host or an origin)."""
     key = ("once", f"{context.node_id} {name} {where}")
 
     def change(view: LedgerView) -> None:
         if view.mark(key) is None:
             view.put_mark(key, {"place": place})
-            facts = {"place": place, "why": why} if why else {"place": place}
-            view.record(context.node_id, "event", facts={"name": name, **facts})
-            if why:
-                view.tell(name, "warning", f"{place}: {why}", session=context.node_id, rule=name, facts=facts)
+            view.record(context.node_id, "event", facts={"name": name, "place": place})
 
     yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
 

@@ -78,7 +78,8 @@ def current_session() -> Session | None:
     # A run that was left in another context is over here, too. What is inside another one is skipped only by the task
     # that entered it (an async generator that is left early ends in another task); a task that inherited it would lose
     # its limit and its rights.
-    while block is not None and block.session.has_ended:
+    # One that was closed inside its own block, by a callback or another thread, is not left: it stays, and is refused.
+    while block is not None and block.session.has_ended and not block.session.is_entered:
         is_own = block.entered_by() is current_task()
         if not is_own and not (block.outer is None and block.session.is_over):
             break
@@ -177,6 +178,11 @@ class Session(Charges, Endings):
     def has_ended(self) -> bool:
         """True if this session or scope has ended."""
         return self._ended
+
+    @property
+    def is_entered(self) -> bool:
+        """True while a block of this session is entered and not left."""
+        return self._blocks > 0
 
     @property
     def is_over(self) -> bool:

@@ -158,7 +158,8 @@ def _enter(view: LedgerView, each: Written) -> None:
         doubt="the ledger's server has lost it" if is_payment else None,
         delivery=Delivery.LOST if is_payment else hold.delivery,
     )
-    begin(view, again, each.facts, Lost(hold.id))
+    said = {"answer": again.delivery} if "answer" in each.facts else {}
+    begin(view, again, {**each.facts, **said}, Lost(hold.id))
     if hold.state is HoldState.CAPTURED and not is_payment:
         apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note=_AGAIN))
     trip_exceeded(view, again.node_id)

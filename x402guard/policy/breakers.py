@@ -162,7 +162,7 @@ def _row(view: LedgerView, watched: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bulkhead:
-    """How many calls to one host, or uses of one tool, may run at once in this process; the others wait for a slot.
+    """How many calls to one host, or uses of one tool, a run may have under way in this process; the others wait for a slot.
 
     Args:
         per_host: payments and LLM calls to one host (1 to 10,000); None for no limit.

@@ -246,6 +246,17 @@ def plain_path(path: str) -> str:
     return _resolved(unquote(path))
 
 
+def spelt_path(path: str) -> str:
+    """Return a path that is the same however it is escaped, and differs for what a server may tell apart.
+
+    A slash that is escaped is no separator, and bytes that are no UTF-8 stay what they are.
+    """
+    return _resolved(unquote(_SLASH.sub("%252F", path), errors="surrogateescape"))
+
+
+_SLASH: Final = re.compile("%2f", re.IGNORECASE)
+
+
 def _resolved(path: str) -> str:
     parts: list[str] = []
     for part in path.split("/"):

@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -22,8 +23,8 @@ from x402guard.policy.patterns import (
     matches_route,
     matches_word,
     plain_host,
-    plain_path,
     readings,
+    spelt_path,
 )
 from x402guard.strict_json import NotReadable, read_object
 
@@ -176,9 +177,10 @@ def request_key(
     parts = urlsplit(url)
     host, scheme = plain_host(parts.hostname or ""), parts.scheme
     port = None if parts.port == _PORTS.get(scheme) else parts.port
-    query = sorted(parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape")) if parts.query else ""
+    pairs = parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape") if parts.query else []
+    query = sorted(pairs, key=itemgetter(0))  # values of one name keep their order
     return _digest(
-        [kind, method, [scheme, host, port, plain_path(parts.path), query], _said(body, ignored)], similar=similar
+        [kind, method, [scheme, host, port, spelt_path(parts.path), query], _said(body, ignored)], similar=similar
     )
 
 
@@ -197,8 +199,10 @@ def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
         return hashlib.sha256(body).hexdigest()
     try:
         if body.lstrip()[:1] == b"[":
-            listed = read_object(b'{"listed":' + body + b"}")["listed"]
-            return [masked(item, ignored) if isinstance(item, Mapping) else item for item in listed]
+            read = read_object(b'{"listed":' + body + b"}")
+            if len(read) == 1:
+                return [masked(item, ignored) if isinstance(item, Mapping) else item for item in read["listed"]]
+            return hashlib.sha256(body).hexdigest()
         return masked(read_object(body), ignored)
     except NotReadable:
         return hashlib.sha256(body).hexdigest()
@@ -268,10 +272,16 @@ def _digest(parts: list[Any], *, similar: bool = False) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _number(value: object) -> list[str]:
-    """Return a decimal such that 1.0, 1.00 and 1e0 are the same, and differ from any text."""
-    shown = value.normalize() if isinstance(value, Decimal) and value.is_finite() else value
+def _number(value: object) -> object:
+    """Return a decimal such that 1, 1.0, 1.00 and 1e0 are the same, and differ from any text."""
+    shown = value.normalize(_EXACT) if isinstance(value, Decimal) and value.is_finite() else value
+    if isinstance(shown, Decimal) and shown == shown.to_integral_value(context=_EXACT):
+        return int(shown)
     return [type(value).__name__, str(shown)]
+
+
+_EXACT: Final = Context(prec=1_000)
+"""More digits than a number that is read may have."""
 
 
 _ENCODED: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_number).encode

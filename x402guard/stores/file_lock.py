@@ -89,7 +89,7 @@ class FileTurn:
         with ExitStack() as undo:
             opened = []
             for each in self._paths:
-                opened.append(os.open(each, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                opened.append(os.open(each, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
                 undo.callback(os.close, opened[-1])
             self._turn, self._queue = opened
             undo.pop_all()

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.purchases import ANSWER
 
 SCOPE: Final = "x402guard"
 CLOSING_S: Final = 5.0
@@ -224,7 +225,7 @@ class Telemetry:
             return
         for entry in item.view.entries:
             hold = None if entry.hold_id is None else item.view.hold(entry.hold_id)
-            if hold is not None and hold.kind is not HoldKind.TOKENS:
+            if hold is not None and hold.kind is not HoldKind.TOKENS and entry.event != ANSWER:
                 self._entry(entry, hold, item)
         for notice in item.view.notices:
             self._instruments.noticed(notice)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -41,6 +40,7 @@ from x402guard.web.access import Access
 from x402guard.web.answers import ANSWERED, ended, problem_answer, said
 from x402guard.web.connection import LOST
 from x402guard.web.hops import PREFIX, Hop, Hops, place_of
+from x402guard.web.places import Full, Places
 from x402guard.web.reach import Reach, denied_by_address
 from x402guard.web.upstream import CREDENTIALS, Keys, Target, Upstream, climbs, leads_back, plain_text, target, token_in
 from x402guard.x402.wire import PAYMENT_HEADERS
@@ -54,9 +54,6 @@ _MOST_BYTES: Final = 67_108_864
 _BODY_S: Final = 300.0
 _UNREAD_S: Final = 60.0
 _TIMEOUT: Final = {"connect": 10.0, "read": 600.0, "write": 60.0, "pool": 60.0}
-_PLACES: Final = 900
-"""Requests that may be under way at once, in equal shares for each token. The server keeps a few connections beside them."""
-
 _LIMITS: Final = httpx.Limits(max_connections=1_000, max_keepalive_connections=100)
 _HOP: Final = frozenset(
     {
@@ -146,8 +143,7 @@ class Proxy:
             for token, session in sessions.items()
         }
         self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
-        self._hops = Hops()
-        self._share, self._under_way = max(1, _PLACES // len(sessions)), Counter[AsyncGuardedTransport]()
+        self._hops, self._places = Hops(), Places(len(sessions))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. One whose caller goes away is cancelled; one that the server's end cuts is told so."""
@@ -167,11 +163,13 @@ class Proxy:
             if refusal is not None:
                 await (await self._counted(refusal, request.headers, closes=True))(scope, receive, sending)
                 return
-            with self._place(accepted.transport):
-                outgoing = accepted.request(await _body(request))
+            with self._places.take(accepted.transport) as grows:
+                outgoing = accepted.request(await _body(request, grows))
                 await self._carry(accepted, outgoing, (scope, receive, sending))
         except _Refused as refused:
             await said(refused.status, str(refused), closes=True)(scope, receive, send)
+        except Full as full:
+            await said(503, str(full), closes=True)(scope, receive, send)
         except ClientDisconnect:
             return
         except anyio.get_cancelled_exc_class():
@@ -260,19 +258,6 @@ class Proxy:
         payer = self._payer(headers).innermost()
         error = await run_async(counted(payer.context, refusal), payer.shell)
         return problem_answer(error, closes=closes)
-
-    @contextmanager
-    def _place(self, transport: AsyncGuardedTransport) -> Iterator[None]:
-        """Take one of the places of a caller's token: those of the others are not its own. Raises ``_Refused``."""
-        if self._under_way[transport] >= self._share:
-            raise _Refused(
-                503, f"{self._share} requests with this token are under way, which is its share; wait for one"
-            )
-        self._under_way[transport] += 1
-        try:
-            yield
-        finally:
-            self._under_way[transport] -= 1
 
     def _payer(self, headers: Mapping[str, str]) -> FindsPayer:
         named = [_digest(headers.get(SESSION, ""))]
@@ -445,13 +430,14 @@ def _wishes(headers: Mapping[str, str]) -> dict[str, Any]:
     return wishes
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, grows: Callable[[int], None]) -> bytes:
     """Return the body of a request. Raises ``_Refused`` for one that is too large, or takes too long."""
     parts, size = [], 0
     try:
         with anyio.fail_after(_BODY_S):
             async for part in request.stream():
                 size += len(part)
+                grows(len(part))
                 if size > _MOST_BYTES:
                     raise _Refused(413, _TOO_LARGE)
                 parts.append(part)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Collection, Iterable
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 import httpcore
 import httpx
 from typing_extensions import override
@@ -15,6 +19,7 @@ from x402guard.errors import PolicyDenied
 from x402guard.flow.address import DEFAULT_PORTS, is_loopback
 from x402guard.http.request import address_of
 from x402guard.policy import Policy
+from x402guard.policy.patterns import plain_path
 from x402guard.policy.reach import host_listed
 
 _INTERNET: Final = ipaddress.ip_network("2000::/3")
@@ -30,16 +35,17 @@ class Reach:
 
     Args:
         rules: the owner's. With ``hosts`` only those, whatever they are.
-        named: the hosts of APIs that the owner has named, with their ports if those are no default ones.
+        named: the base URLs of APIs that the owner has named: what is below them may be asked, wherever it is.
     """
 
     def __init__(self, rules: Policy, named: Collection[str] = ()) -> None:
-        self._rules, self._named = rules, frozenset(named)
+        self._rules, self._named = rules, tuple(map(httpx.URL, named))
+        self._doors = frozenset(map(_door, self._named))
 
     def judge(self, url: httpx.URL) -> PolicyDenied | None:
         """Return the refusal of a URL by its name; None for one that may be asked, if its name has a public address."""
         where, listed = address_of(url), self._rules.hosts
-        if where.host in self._named:
+        if any(_is_below(url, base) for base in self._named):
             return None
         if listed is not None:
             return None if host_listed(where.host, listed) else _denied(f"host {where.host} is not in policy.hosts")
@@ -47,7 +53,8 @@ class Reach:
             return _denied("only https is fetched; the owner can list a host in policy.hosts")
         name = where.name.strip("[]")
         inside = is_loopback(where.name) or (_is_address(name) and not is_public(name))
-        return _inside(where.host) if inside else None
+        # A host that is named for an API is connected to wherever it is, so nothing else of it is.
+        return _inside(where.host) if inside or _door(url) in self._doors else None
 
     def transport(self, limits: httpx.Limits = httpx.Limits()) -> httpx.AsyncHTTPTransport:  # noqa: B008 - it is frozen
         """Return a transport that connects to public addresses alone, but for hosts that the owner names.
@@ -67,10 +74,23 @@ class Reach:
         return transport
 
     def _is_owners(self, host: str, port: int) -> bool:
-        """True for a host that the owner names, by its address of any scheme."""
+        """True for a host and a port that the owner names."""
         bare = f"[{host}]" if ":" in host else host
         names = {f"{bare}:{port}", *(bare for default in DEFAULT_PORTS.values() if port == default)}
-        return any(name in self._named or host_listed(name, self._rules.hosts or ()) for name in names)
+        return (host, port) in self._doors or any(host_listed(name, self._rules.hosts or ()) for name in names)
+
+
+def _door(url: httpx.URL) -> tuple[str, int]:
+    return address_of(url).name.strip("[]"), url.port or DEFAULT_PORTS.get(url.scheme, 0)
+
+
+def _is_below(url: httpx.URL, base: httpx.URL) -> bool:
+    """True for a URL whose path begins with that of a base, also as the most lenient server reads it."""
+    if (url.scheme, _door(url)) != (base.scheme, _door(base)):
+        return False
+    root = base.path.rstrip("/")
+    path = plain_path(url.raw_path.partition(b"?")[0].decode("ascii", "replace"))
+    return not root or path == root or path.startswith(f"{root}/")
 
 
 def denied_by_address(error: BaseException) -> PolicyDenied | None:
@@ -139,16 +159,21 @@ class _Outside(httpcore.AsyncNetworkBackend):
         await self._inner.sleep(seconds)
 
 
+LOOKUPS: Final[ContextVar[anyio.CapacityLimiter | None]] = ContextVar("x402guard_lookups", default=None)
+"""How many names whoever asks may look up at once: a server of names that says nothing keeps a thread for half a minute."""
+
+
 async def _addresses(host: str, port: int, *, within_s: float | None) -> tuple[str, ...]:
     """Return the addresses of a name, each once. Raises httpcore's errors."""
+    look = partial(socket.getaddrinfo, host.strip("[]"), port, type=socket.SOCK_STREAM)
     try:
         with anyio.fail_after(within_s):
-            found = await anyio.getaddrinfo(host.strip("[]"), port)
+            found = await anyio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=LOOKUPS.get())
     except TimeoutError:
         raise httpcore.ConnectTimeout("the name was not found in time") from None
     except (OSError, UnicodeError):
         raise httpcore.ConnectError("the name has no address") from None
-    return tuple(dict.fromkeys(address[0].partition("%")[0] for *_, address in found))[:_MOST_ADDRESSES]
+    return tuple(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))[:_MOST_ADDRESSES]
 
 
 def _is_address(name: str) -> bool:

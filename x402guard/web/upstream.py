@@ -74,11 +74,6 @@ def upstreams(endpoints: Mapping[str, str | Endpoint]) -> dict[str, Upstream]:
     return found
 
 
-def host_of(base: str) -> str:
-    """Return the host of a base URL, with its port if the URL names one."""
-    return address_of(httpx.URL(base)).host
-
-
 class Keys(Struct, frozen=True):
     """Where the keys of the owner's accounts go along.
 

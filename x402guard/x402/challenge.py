@@ -14,11 +14,11 @@ from x402guard.errors import CallTimeout, NoAcceptableOffer, ProtocolError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed, Transact
 from x402guard.flow.ports import AccountFunds, HeadTime
-from x402guard.flow.request import RequestFacts, note_once, route_of, routes_of
+from x402guard.flow.request import RequestFacts, route_of, routes_of
 from x402guard.kernel.rows import Nanos
 from x402guard.kernel.typed_data import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import Scope
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
@@ -162,7 +162,16 @@ def noting_unread(reading: Flow[T], request: RequestFacts, context: Context) -> 
 
 
 def _note_unread(why: str, request: RequestFacts, context: Context) -> Flow[None]:
-    yield from note_once(context, "offer_not_read", request.origin, route_of(request), why)
+    key, node_id = ("once", f"{context.node_id} offer_not_read {request.origin}"), context.node_id
+    facts = {"place": route_of(request), "why": why}
+
+    def change(view: LedgerView) -> None:
+        if view.mark(key) is None:
+            view.put_mark(key, facts)
+            view.record(node_id, "event", facts={"name": "offer_not_read", **facts})
+            view.tell("offer_not_read", "warning", f"{facts['place']}: {why}", session=node_id, facts=facts)
+
+    yield Transact(Scope(nodes=(node_id,), marks=(key,)), change)
 
 
 def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:

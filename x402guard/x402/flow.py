@@ -179,7 +179,7 @@ def _authorize(
         step = payment_step(context, request)
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
-    purchase = purchase_key(context, request)
+    purchase = purchase_key(context, request, step)
     scope = purchase_scope(context, request, cases, step, purchase)
     if purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
@@ -110,23 +111,54 @@ class _Members(list[tuple[str, Any]]):
 def _members(body: bytes) -> Iterator[tuple[str, Any]]:
     """Yield where a payment stands in a JSON-RPC message, or in a batch of them, and the payment.
 
-    The message is read as leniently as any server reads it.
-
-    A body that cannot be read and names a payment is one itself.
+    The message is read as leniently as any server reads it. A large body, whose reading would stop the event loop, and one
+    that cannot be read are searched for the member.
     """
+    if len(body) > _MOST_READ:
+        yield from _spelt_in(body)
+        return
     try:
         check_depth(body)
         value = json.loads(body, object_pairs_hook=_Members)
     except (ValueError, RecursionError):
-        plain = _plain_words(body)
-        yield from ((where, None) for name, where in _WHERE.items() if name.encode() in plain)
+        yield from _spelt_in(body)
         return
     for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
-        for params in _values(message, "params"):
-            holders = [(name, meta) for meta in _values(params, "_meta") for name in MEMBERS]
-            holders += [(METADATA, data) for sent in _values(params, "message") for data in _values(sent, "metadata")]
-            for name, holder in holders:
-                yield from ((_WHERE[name], _plain(found)) for found in _values(holder, name))
+        called = _values(message, "params")
+        holders = [(name, meta) for params in called for meta in _values(params, "_meta") for name in MEMBERS]
+        # A2A has the message below ``params`` in JSON-RPC, and at the top over HTTP+JSON.
+        sent = [each for params in (message, *called) for each in _values(params, "message")]
+        holders += [(METADATA, data) for each in sent for data in _values(each, "metadata")]
+        for name, holder in holders:
+            yield from ((_WHERE[name], _plain(found)) for found in _values(holder, name))
+
+
+_MOST_READ: Final = 2**18
+_MOST_FOUND: Final = 16
+_MOST_MESSAGE: Final = 2**16
+
+
+def _spelt_in(body: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield each member of a payment's name, wherever it stands in a body, and its value; None if that cannot be read."""
+    text = body.decode(json.detect_encoding(body), "replace")
+    for name, where in _WHERE.items():
+        for found in islice(_SPELT[name].finditer(text), _MOST_FOUND):
+            part = text[found.end() : found.end() + _MOST_MESSAGE]
+            try:
+                check_depth(part)
+                value, _ = json.JSONDecoder(object_pairs_hook=_Members).raw_decode(part)
+            except (ValueError, RecursionError):
+                value = None
+            yield where, _plain(value)
+
+
+def _spelling(name: str) -> re.Pattern[str]:
+    """Return what finds a member's name in JSON: in any case of letters, each of them plain or as an escape."""
+    spelt = "".join(rf"(?:\\?{re.escape(each)}|\\u00{ord(each):02x})" for each in name)
+    return re.compile(rf'(?<!\\)"{spelt}"\s*:\s*', re.IGNORECASE)
+
+
+_SPELT: Final = {name: _spelling(name) for name in _WHERE}
 
 
 def _values(value: object, key: str) -> list[Any]:
@@ -135,8 +167,10 @@ def _values(value: object, key: str) -> list[Any]:
 
 
 def _plain(value: object) -> Any:
+    """Return the JSON value of a member. A key twice has two readings, so what it may take cannot be read."""
     if isinstance(value, _Members):
-        return {name: _plain(part) for name, part in value}
+        plain = {name: _plain(part) for name, part in value}
+        return plain if len(plain) == len(value) else None
     return [_plain(part) for part in value] if isinstance(value, list) else value
 
 

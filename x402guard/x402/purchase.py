@@ -97,15 +97,15 @@ class Bought(Struct, frozen=True):
 Decision = Authorized | Stuck | Flying | Bought
 
 
-def purchase_key(context: Context, request: RequestFacts) -> str:
-    """Return the deduplication key of a purchase: the session, and the caller's purchase name or the request itself.
+def purchase_key(context: Context, request: RequestFacts, step: Step) -> str:
+    """Return the deduplication key of a purchase: the session, and the caller's purchase name or what the request says.
 
     A name is valid for one origin, so that a payment for one server is never sent to another.
     """
     if request.purchase is not None:
         parts = [context.session_id, "named", request.origin, request.purchase]
     else:
-        parts = [context.session_id, request.method, request.url, request.body_sha256 or ""]
+        parts = [context.session_id, step.fingerprint]  # the same request in another spelling is the same purchase
     hashed = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return hashed if request.purchase is None else f"{NAMED}{hashed}"
 

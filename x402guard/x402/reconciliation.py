@@ -7,7 +7,7 @@ the ledger explains raises an alarm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,14 @@ from x402guard.money import format_dollars
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
 from x402guard.x402.tokens import doubt_of, facts_of
-from x402guard.x402.unexplained import note_unexplained, unexplained_in
+from x402guard.x402.unexplained import (
+    note_explained,
+    note_unexplained,
+    note_waiting,
+    unexplained_in,
+    unexplained_mark,
+    waiting_in,
+)
 
 
 def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
@@ -111,6 +118,10 @@ Unshown = Callable[[str], Mapping[str, Mapping[str, Any]]]
 """Returns the marks of payments that show no transaction, by what their keys begin with."""
 
 
+Waiting = Callable[[Asset], Iterable[tuple[OutgoingTransfer, frozenset[str]]]]
+"""Returns the Transfers of a token that wait, each with the ids of the payments that it waits for."""
+
+
 def reconcile_wallet(
     context: Context,
     token: Asset,
@@ -120,12 +131,14 @@ def reconcile_wallet(
     *,
     undecided: Callable[[], Sequence[Intent]] = tuple,
     unshown: Unshown = lambda _: {},
+    waiting: Waiting = lambda _: [],
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
     *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
-    A Transfer that may be one of the *undecided* payments is not told: the comparison stops before it, and the next one
-    continues there. They are read after the Transfers, so that a payment made while the chain was read is among them.
+    A Transfer that may be one of the *undecided* payments *waits* for those that were undecided when it was first seen: no
+    payment that is signed later keeps it from being told, and it keeps no other one. They are read after the Transfers, so
+    that a payment made while the chain was read is among them.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -135,25 +148,35 @@ def reconcile_wallet(
     if isinstance(found, Unreadable):
         result.unreadable.setdefault(token.network, found.reason)
         return
-    unexplained: list[OutgoingTransfer] = []
-    upto, open_now, compares = found.upto, undecided(), _Comparison(context, token, payer, result, unshown)
-    for transfer in found.outgoing:
+    open_now, compares = undecided(), _Comparison(context, token, payer, result, unshown)
+    told = _Told()
+    for transfer, waited_for in [*((each, None) for each in found.outgoing), *waiting(token)]:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
-        waits = transfer.block > 0 and any(_may_be(transfer, intent, token) for intent in open_now)
-        known = yield from _explained(compares, transfer, waits=waits)
+        may_be = {f"{intent.nonce:064x}" for intent in open_now if _may_be(transfer, intent, token)}
+        waits = (may_be if waited_for is None else may_be & waited_for) if transfer.block > 0 else set()
+        known = yield from _explained(compares, transfer, waits=bool(waits))
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
-        if not known and waits:
-            upto = transfer.block - 1
-            unexplained = [other for other in unexplained if other.block <= upto]  # the rest is compared again
-            break
-        if not known:
-            unexplained.append(transfer)
-    result.complete = result.complete and found.complete and upto == found.upto
-    compared = replace(found, upto=upto, upto_unix=found.upto_unix if upto == found.upto else 0)
-    yield from _note_scan(token, payer, after, compared, unexplained)
+        if known is True and waited_for is not None:
+            told.explained.append(transfer)
+        elif known is None or not (known or waits):
+            told.unexplained.append(transfer)
+        elif not known:
+            told.waiting.append((transfer, waits))
+    result.complete = result.complete and found.complete and not told.waiting
+    compared = replace(found, upto_unix=0) if told.waiting else found
+    yield from _note_scan(token, payer, after, compared, told)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a comparison says of Transfers: no payment explains them, they wait for payments, or they do no more."""
+
+    unexplained: list[OutgoingTransfer] = field(default_factory=list)
+    waiting: list[tuple[OutgoingTransfer, set[str]]] = field(default_factory=list)
+    explained: list[OutgoingTransfer] = field(default_factory=list)
 
 
 def _may_be(transfer: OutgoingTransfer, intent: Intent, token: Asset) -> bool:
@@ -176,10 +199,11 @@ class _Comparison:
     unshown: Unshown
 
 
-def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool) -> Flow[bool | Unreadable]:
-    """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none.
+def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool) -> Flow[bool | Unreadable | None]:
+    """True if this Transfer proves a payment in the ledger; None if it shows a nonce that is of no payment.
 
-    One that shows no nonce and *waits* for a payment that is not decided yet explains no other one meanwhile.
+    Records the proof if the payment had none. One that shows no nonce and *waits* for a payment that is not decided yet
+    explains no other one meanwhile.
     """
     token = compares.token
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
@@ -195,7 +219,7 @@ def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool
     hold_id = f"{nonce:064x}"
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
-        return False
+        return None
     # A payment that has another proof is asked about as well: the block of that one may be undone, with its node behind.
     # Or the event before this Transfer belongs to another Transfer of the same transaction.
     shown = replace(hold, claim=Claim(hold.amount, transfer.transaction))
@@ -227,27 +251,32 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
     return None if mark is None else int(mark["block"])
 
 
-def _note_scan(
-    token: Asset, payer: Address, after: int | None, found: Transfers, unexplained: list[OutgoingTransfer]
-) -> Flow[None]:
-    """Record up to where Transfers were compared and which of them no payment explains, and notify the owner of those."""
+def _note_scan(token: Asset, payer: Address, after: int | None, found: Transfers, told: _Told) -> Flow[None]:
+    """Record up to where Transfers were compared and what that says of them, and notify the owner of unexplained ones."""
     key = scan_mark(token, payer)
+    names = [*told.unexplained, *told.explained, *(each for each, _ in told.waiting)]
+    keys = tuple(unexplained_mark(token.network, each.transaction, each.log_index) for each in names)
 
     def change(view: LedgerView) -> None:
         before = view.mark(key)
         compared = _block_of(before)
-        if compared != after or compared == found.upto:
+        if compared != after:
             return  # another reconciliation has compared these blocks; the next one continues
         unix = max(found.upto_unix, int((before or {}).get("unix", 0)))
         view.put_mark(key, {"block": found.upto, "at_ms": view.now_ms, "unix": unix})
-        rows = [note_unexplained(view, token, transfer) for transfer in unexplained]
+        for transfer in told.explained:
+            note_explained(view, token, transfer)
+        for transfer, hold_ids in told.waiting:
+            note_waiting(view, token, transfer, hold_ids)
+        noted = [note_unexplained(view, token, transfer) for transfer in told.unexplained]
+        rows = [row for row in noted if row is not None]
         if rows:
             total = sum(row["amount"] for row in rows)
             message = f"{_left(len(rows), total)} on {token.network}, not explained by the ledger"
-            told = {"total": format_dollars(total), "transfers": rows[:20]}
-            view.tell(UNEXPLAINED, "critical", message, session=WALLET, amount=total, facts=told)
+            facts = {"total": format_dollars(total), "transfers": rows[:20]}
+            view.tell(UNEXPLAINED, "critical", message, session=WALLET, amount=total, facts=facts)
 
-    yield Transact(Scope(nodes=(WALLET,), marks=(key,)), change)
+    yield Transact(Scope(nodes=(WALLET,), marks=(key, *keys)), change)
 
 
 def _left(count: int, total: int) -> str:
@@ -328,8 +357,11 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
     yield from _look_at_added(context, result)
     since_unix = store.path(WALLET)[0].created_ms // 1000
     undecided, unshown = partial(_undecided, store), partial(store.marks, "unshown")
+    waiting = partial(waiting_in, store)
     for token in context.registry.on(context.chains):
-        yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided, unshown=unshown)
+        yield from reconcile_wallet(
+            context, token, payer, since_unix, result, undecided=undecided, unshown=unshown, waiting=waiting
+        )
     yield from _tell_unacknowledged(store, context, result)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from x402guard.assets import Asset
 from x402guard.flow.ports import OutgoingTransfer
@@ -16,16 +16,18 @@ from x402guard.ledger.evidence import proven_by
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
 
+_MOST_WAITED_FOR: Final = 100
+
 
 def unexplained_mark(network: str, transaction: str, log_index: int) -> MarkKey:
     """Return the key of the mark of a Transfer that no payment explains."""
     return "unexplained", f"{network}/{transaction}/{log_index}"
 
 
-def note_unexplained(view: LedgerView, token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
-    """Record a Transfer that no payment explains, and return its row; the amount is in nano-dollars."""
+def transfer_row(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
+    """Return the row of a Transfer; the amount is in nano-dollars."""
     key = unexplained_mark(token.network, transfer.transaction, transfer.log_index)
-    row = {
+    return {
         "id": hashlib.sha256(key[1].encode()).hexdigest()[:12],
         "network": token.network,
         "token": token.contract,
@@ -34,18 +36,59 @@ def note_unexplained(view: LedgerView, token: Asset, transfer: OutgoingTransfer)
         "payee": transfer.payee,
         "amount": token.value_nanos(transfer.amount_atomic),
     }
-    view.put_mark(key, {**row, "log": transfer.log_index, "at_ms": view.now_ms, "by": None})
+
+
+def note_unexplained(view: LedgerView, token: Asset, transfer: OutgoingTransfer) -> dict[str, Any] | None:
+    """Record a Transfer that no payment explains, and return its row; None if it is recorded already."""
+    row = transfer_row(token, transfer)
+    known = view.mark(unexplained_mark(token.network, transfer.transaction, transfer.log_index))
+    if known is not None and not known.get("waits_for"):
+        return None
+    _put(view, row, transfer, waits_for=())
     view.record(WALLET, "event", facts={"name": UNEXPLAINED, **row})
     return row
+
+
+def note_waiting(view: LedgerView, token: Asset, transfer: OutgoingTransfer, hold_ids: Collection[str]) -> None:
+    """Record a Transfer that may have taken one of these payments, once the chain has decided them."""
+    _put(view, transfer_row(token, transfer), transfer, waits_for=hold_ids)
+
+
+def _put(view: LedgerView, row: Mapping[str, Any], transfer: OutgoingTransfer, waits_for: Collection[str]) -> None:
+    key = unexplained_mark(row["network"], transfer.transaction, transfer.log_index)
+    more = {"log": transfer.log_index, "atomic": str(transfer.amount_atomic), "block": transfer.block}
+    view.put_mark(
+        key, {**row, **more, "at_ms": view.now_ms, "by": None, "waits_for": sorted(waits_for)[:_MOST_WAITED_FOR]}
+    )
+
+
+def waiting_in(ledger: LedgerReads, token: Asset) -> list[tuple[OutgoingTransfer, frozenset[str]]]:
+    """Return the Transfers of a token that were recorded as waiting, each with the payments that it waits for."""
+    return [
+        (
+            OutgoingTransfer(row["transaction"], row["log"], row["payee"], int(row["atomic"]), row["block"]),
+            frozenset(row["waits_for"]),
+        )
+        for row in ledger.marks("unexplained", f"{token.network}/").values()
+        if row.get("waits_for") and row["token"] == token.contract
+    ]
+
+
+def note_explained(view: LedgerView, token: Asset, transfer: OutgoingTransfer) -> None:
+    """Record that a Transfer which was waiting is explained."""
+    key = unexplained_mark(token.network, transfer.transaction, transfer.log_index)
+    row = view.mark(key)
+    if row is not None:
+        view.put_mark(key, {**row, "by": "a payment", "waits_for": []})
 
 
 def unexplained_in(ledger: LedgerReads) -> list[dict[str, Any]]:
     """Return the Transfers that no payment explains and no owner has acknowledged, the oldest first."""
     rows = sorted(ledger.marks("unexplained", "").values(), key=lambda row: (row["at_ms"], row["id"]))
     return [
-        {name: value for name, value in row.items() if name not in ("log", "by")}
+        {name: value for name, value in row.items() if name not in ("log", "by", "atomic", "block", "waits_for")}
         for row in rows
-        if row["by"] is None and not _is_proven(ledger, row)
+        if row["by"] is None and not row.get("waits_for") and not _is_proven(ledger, row)
     ]
 
 

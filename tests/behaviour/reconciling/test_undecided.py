@@ -16,7 +16,7 @@ from x402guard.ledger.evidence import note_unshown, weigh_marks
 from x402guard.ledger.findings import Settled, Used
 from x402guard.ledger.view import Scope
 from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
-from x402guard.x402.unexplained import unexplained_in
+from x402guard.x402.unexplained import unexplained_in, waiting_in
 
 TRANSFER = OutgoingTransfer("0x" + "ab" * 32, 1, PAYEE, 100_000, block=7)
 STOLEN = OutgoingTransfer("0x" + "cd" * 32, 1, OTHER_PAYEE, 5, block=7)
@@ -46,6 +46,7 @@ def compared(guard, *transfers, meanwhile=()):
         result,
         undecided=lambda: list(made),
         unshown=partial(store.marks, "unshown"),
+        waiting=partial(waiting_in, store),
     )
 
     def answer(question):
@@ -66,18 +67,31 @@ def test_the_undecided_payments_are_read_after_the_transfers():
     assert (result.unexplained, result.complete) == ([], False)
 
 
-def test_what_left_the_wallet_in_the_block_of_an_undecided_payment_is_told_once():
+def test_what_left_the_wallet_in_the_block_of_an_undecided_payment_is_told_at_once_and_once():
+    """What may be the payment waits for it, and keeps nothing else from being told."""
     with make_guard() as guard:
         payment = an_intent(1, 100_000, scheme="exact", method="permit2")
         first = compared(guard, STOLEN, TRANSFER, meanwhile=[payment])
-        assert (first.unexplained, first.complete) == ([], False)
+        assert ([row["transaction"] for row in first.unexplained], first.complete) == ([STOLEN.transaction], False)
         [mark] = guard.shell.store.marks("scan", "").values()
-        assert mark["block"] == 6
-        second = compared(guard, STOLEN)
-        assert [row["transaction"] for row in second.unexplained] == [STOLEN.transaction]
+        assert (mark["block"], mark["unix"]) == (7, 0)
+        second = compared(guard, meanwhile=[payment])
+        assert (len(second.unexplained), second.complete) == (1, False)
         events = [entry for entry in guard.shell.store.entries("wallet") if "unexplained" in entry.data]
         assert len(events) == 1
         assert list(guard.shell.store.marks("scan", "")) == [scan_mark(TOKEN, PAYER)[1]]
+
+
+def test_no_payment_that_is_signed_later_keeps_a_transfer_from_being_told():
+    """A thief moves what a sale costs to its seller: it waits for that sale alone, and for no later one."""
+    with make_guard() as guard:
+        sales = [an_intent(number, 100_000, scheme="exact", method="permit2") for number in range(1, 6)]
+        assert compared(guard, TRANSFER, meanwhile=sales[:1]).unexplained == []
+        for later in sales[1:4]:
+            assert compared(guard, meanwhile=[sales[0], later]).unexplained == []
+        third = compared(guard, meanwhile=sales[1:])
+        assert ([row["transaction"] for row in third.unexplained], third.complete) == ([TRANSFER.transaction], True)
+        assert compared(guard, meanwhile=sales[1:]).unexplained == third.unexplained
 
 
 def test_a_thousand_settlements_inside_a_contract_are_no_theft(ledger_url):

@@ -66,11 +66,11 @@ def test_a_name_that_leads_inside_is_refused_where_it_is_connected_to(monkeypatc
     """The name is looked up once: a server of names that answers otherwise the second time gains nothing."""
     looked_up = []
 
-    async def inside(host, *_, **__):
+    def inside(host, *_, **__):
         looked_up.append(host)
         return [(0, 0, 0, "", (address, 443)) for address in ("93.184.215.14", "10.0.0.7")]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", inside)
+    monkeypatch.setattr("x402guard.web.reach.socket.getaddrinfo", inside)
     with pytest.raises(PolicyDenied, match=r"host seller\.example is inside this network; the owner can list it"):
         asked("https://seller.example/x")
     assert looked_up == ["seller.example"]
@@ -78,9 +78,26 @@ def test_a_name_that_leads_inside_is_refused_where_it_is_connected_to(monkeypatc
 
 def test_the_owners_list_is_the_owners_word(shop):
     port = httpx.URL(shop.url).port
-    for more in ({"hosts": {"127.0.0.1"}}, {"hosts": {f"127.0.0.1:{port}"}}, {"named": {f"127.0.0.1:{port}"}}):
+    for more in ({"hosts": {"127.0.0.1"}}, {"hosts": {f"127.0.0.1:{port}"}}, {"named": {shop.url}}):
         assert asked(f"{shop.url}/free", **more) < 500
     with pytest.raises(PolicyDenied, match=r"host 127.0.0.1:8001 is not in policy.hosts"):
         asked("http://127.0.0.1:8001/", hosts={"127.0.0.1:8000"})
-    with pytest.raises(PolicyDenied, match=r"only https is fetched"):
-        asked(f"{shop.url}/free", named={f"127.0.0.1:{port + 1}"})
+
+
+def test_of_an_api_that_the_owner_has_named_what_is_below_its_base_is_reached(shop):
+    base = f"{shop.url}/v1"
+    assert asked(f"{base}/models", named={base}) < 500
+    assert asked(f"{shop.url}/v1", named={base}) < 500
+    port = httpx.URL(shop.url).port
+    for beside in (
+        f"{shop.url}/admin", f"{shop.url}/v1/../admin", f"{shop.url}/v1/%2e%2e/admin", f"{shop.url}/v10", f"{shop.url}/V1/x",
+        f"https://127.0.0.1:{port}/v1/x", f"http://127.0.0.1:{port + 1}/v1/x", f"https://seller.example:{port}/",
+    ):  # fmt: skip
+        with pytest.raises((PolicyDenied, httpx.ConnectError)):
+            asked(beside, named={base})
+
+
+def test_a_host_of_an_api_is_reached_elsewhere_by_no_other_scheme_or_path():
+    """It is connected to wherever its name leads, so that nothing else of it may be asked."""
+    with pytest.raises(PolicyDenied, match="inside this network"):
+        asked("https://llm.example/admin", named={"https://llm.example/v1"})
