@@ -240,7 +240,9 @@ def _same_request(request: RequestFacts) -> str:
 
     A model that writes a request anew spells it otherwise: the order of parameters and members, blanks, escapes.
     """
-    return request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
+    said = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
+    fragment = "" if request.is_http else urlsplit(request.url).fragment  # a place that is no request may name goods there
+    return hashlib.sha256(f"{said}#{fragment}".encode()).hexdigest() if fragment else said
 
 
 def _repeats(context: Context, request: RequestFacts, step: Step) -> tuple[MarkKey, ...]:

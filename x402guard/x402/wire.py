@@ -19,6 +19,7 @@ from msgspec import Meta, Struct, ValidationError
 from msgspec import field as named
 from msgspec.json import Encoder
 
+from x402guard.assets import resolve_network
 from x402guard.errors import ProtocolError
 from x402guard.frozen import read_struct, readable
 from x402guard.kernel.evm import MAX_UINT256
@@ -328,36 +329,67 @@ def has_receipt(headers: Headers) -> bool:
 
 
 def _stated(value: Any) -> Any:
-    """Return a receipt without the fields that state nothing: facilitators write "" or null for what they do not know.
+    """Return a receipt without what states nothing: "" or null, and what is no amount, network, payer or reason.
 
-    An amount may be a number.
+    Sellers write amounts as numbers, in dollars or as objects, networks by any of their names, payers as CAIP-10. A receipt
+    is a claim alone, so what cannot be read of it is not claimed.
     """
     if not isinstance(value, dict):
         return value
     stated = {key: each for key, each in value.items() if each not in (None, "")}
     if type(stated.get("amount")) is int:
         stated["amount"] = str(stated["amount"])
+    if type(stated.get("network")) is int:
+        stated["network"] = str(stated["network"])
+    if str(stated.get("network", "")).isdecimal():
+        stated["network"] = f"eip155:{stated['network']}"
+    payer = stated.get("payer")
+    if isinstance(payer, str) and payer.startswith("eip155:"):
+        stated["payer"] = payer.rpartition(":")[2]
+    if not (isinstance(stated.get("amount"), str) and _DIGITS_ALONE.fullmatch(stated["amount"])):
+        stated.pop("amount", None)
+    for name in ("network", "payer", "errorReason"):
+        if not isinstance(stated.get(name, ""), str):
+            del stated[name]
     return stated
+
+
+_DIGITS_ALONE: Final = re.compile(r"[0-9]{1,78}", re.ASCII)
 
 
 def decode_receipt(headers: Headers) -> SettleResponse | None:
     """Return the receipt in ``PAYMENT-RESPONSE`` or ``X-PAYMENT-RESPONSE``, or None if both are missing.
 
-    Raises ``ProtocolError`` for an unreadable receipt, or for two different ones.
+    Raises ``ProtocolError`` for an unreadable receipt, or for two that claim different things.
     """
     lines = list(headers)
-    receipt: SettleResponse | None = None
     found = []
     for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE):
         value = only_header(lines, name)
         if value is not None:
-            found.append(decode_base64_json(value, field=name.upper()))
-            receipt = parse_message(SettleResponse, _stated(found[-1]), field=name.upper())
-    if len(found) > 1 and found[0] != found[1]:
+            told = _stated(_receipt_in(value, field=name.upper()))
+            found.append(parse_message(SettleResponse, told, field=name.upper()))
+    receipt = found[-1] if found else None
+    if receipt is not None and len({_claimed(each) for each in found}) > 1:
         raise ProtocolError("two different receipts", field=PAYMENT_RESPONSE.upper())
     if receipt is not None and receipt.amount is not None and int(receipt.amount) > MAX_UINT256:
         raise ProtocolError("does not fit into a uint256", field=f"{PAYMENT_RESPONSE.upper()}.amount")
     return receipt
+
+
+def _receipt_in(value: str, *, field: str) -> Any:
+    """Return the JSON in a header: base64, or as it is, as some servers write it."""
+    if value.lstrip().startswith("{"):
+        if len(value) > MAX_HEADER_CHARS:
+            raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are allowed", field=field)
+        return decode_json(value.encode("latin-1", "replace"), field=field)
+    return decode_base64_json(value, field=field)
+
+
+def _claimed(receipt: SettleResponse) -> tuple[Any, ...]:
+    """Return what a receipt claims, in one spelling."""
+    network = resolve_network(receipt.network) or receipt.network
+    return receipt.success, receipt.transaction.lower(), network, receipt.amount, (receipt.payer or "").lower()
 
 
 _ENCODED: Final = Encoder().encode
