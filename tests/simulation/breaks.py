@@ -68,7 +68,7 @@ BREAKS = (
     ("S7a: any fitting payment explains a Transfer", "ledger/evidence.py",
      "for _, _, key, hold_id in sorted(found)]", "for _, _, key, hold_id in found]"),
     ("S7b: an undecided payment's Transfer is told as a theft", "x402/reconciliation.py",
-     "if not known and waits:", "if False:"),
+     "elif known is None or not (known or waits):", "elif not known:"),
     ("the undecided payments are read before the chain", "x402/reconciliation.py",
      "undecided, unshown = partial(_undecided, store),", "undecided, unshown = partial(list, _undecided(store)),"),
     ("S8: a guard does not know that its owner has changed the wallet's limit", "ledger/sessions.py",
