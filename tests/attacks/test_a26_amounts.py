@@ -58,6 +58,7 @@ def test_a26_malformed_amount_is_refused_by_both_transports_and_for_upto(mode, g
 def test_a26_whatever_is_no_plain_number_is_refused(amount):
     plain = isinstance(amount, str) and amount.isascii() and amount.isdigit()
     assume(not (plain and 0 < len(amount) <= 78))
+    assume(not (type(amount) is int and amount > 0))  # sellers write a JSON integer as well
     _never_signs(lambda _: _v2(json.dumps(amount)))
 
 

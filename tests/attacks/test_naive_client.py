@@ -3,6 +3,7 @@
 A check that the naive client passed would be a check that cannot fail.
 """
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,6 +72,10 @@ def nothing_signed(run):
     return not run.server.cheques
 
 
+def small_payments(run):
+    return all(len(json.dumps(cheque.message)) < 6_000 for cheque in run.server.cheques)
+
+
 def payees(run):
     return {cheque.payee for cheque in run.cheques}
 
@@ -125,7 +130,7 @@ CASES = {
     "real_money": Case(nothing_signed, "https", 0),
     "duplicate_header": Case(nothing_signed, "ProtocolError", 0),
     "merged_header": Case(nothing_signed, "ProtocolError", 0),
-    "huge_header": Case(nothing_signed, "ProtocolError", 0),
+    "huge_header": Case(small_payments, None, 1),
     "deep_json": Case(nothing_signed, "ProtocolError", 0),
     "two_stories": Case(nothing_signed, "header_body_conflict", 0),
     "version_downgrade": Case(told_payee, "version_downgrade", 1, (1, 2)),

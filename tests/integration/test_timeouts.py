@@ -127,14 +127,16 @@ def test_what_nobody_paid_for_may_take_any_time():
         assert came.took_s > 1.2
 
 
-def test_a_402_that_is_no_offer_may_take_any_time_where_it_is_not_looked_into():
+def test_a_402_has_to_come_in_time_whatever_its_type_says_for_it_may_have_terms():
     @at_once(WAYS)
     def show(server, way):
         server.answers["/plain"] = lambda line: (
             line.send(b"HTTP/1.1 402 No\r\ncontent-type: text/html\r\ncontent-length: 20\r\n\r\n"), line.trickle(b"x" * 20, 0.08)
         )[1]  # fmt: skip
         with make_guard(policy=SECOND) as guard, guard.session("s", budget="$1") as session:
-            assert fetch(way, session, f"{server.url}/plain").content == b"x" * 20
+            came = fetch(way, session, f"{server.url}/plain")
+            assert isinstance(came.error, CallTimeout)
+            assert not came.error.money_may_have_moved
 
 
 def test_a_client_that_was_cut_pays_on_over_the_same_pool():
@@ -309,7 +311,7 @@ def test_a_host_that_hangs_keeps_its_places_while_it_is_asked_and_no_longer():
                 return
             with way.library.Client(**settings_of(way, session)) as http:
                 fetch(way, session, f"{server.url}/slow", http=http)
-                assert session.shell.slots._taken == {f"host {server.host}": 1}
+                assert session.shell.slots._taken == {f"{session.id} host {server.host}": 1}
                 server.let_go()
                 ends_s = time.monotonic() + 5
                 while session.shell.slots._taken and time.monotonic() < ends_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -44,6 +44,12 @@ BODY_FIELD = "body"
 
 SIGN_IN: Final = "sign-in-with-x"
 """The extension of a 402 that asks the wallet to sign a login."""
+
+CONDITION: Final = "required_extension"
+"""The rule of a 402 that a payment alone does not meet."""
+
+_MET: Final = frozenset({SIGN_IN, "payment-identifier", "bazaar"})
+"""Extensions that ask nothing of a payment but what the guard sends."""
 
 
 class Challenge(Struct, frozen=True):
@@ -131,8 +137,29 @@ def asks_to_sign_in(required: PaymentRequired) -> bool:
     return not required.accepts and SIGN_IN in (required.extensions or {})
 
 
+def _condition_of(required: PaymentRequired) -> Refusal | None:
+    """Return the refusal of terms that require an extension which the guard does not know; None without one.
+
+    A seller that does so takes no payment of an ordinary client, and each try would hold budget until its deadline.
+    """
+    extensions = required.extensions if required.version == 2 else None
+    for name, said in extensions.items() if isinstance(extensions, Mapping) else ():
+        said = said if isinstance(said, Mapping) else {}  # noqa: PLW2901
+        info = said.get("info")
+        parts = [*said.items(), *(info.items() if isinstance(info, Mapping) else ())]
+        if name not in _MET and any(
+            value == "required" or (key == "required" and value is True) for key, value in parts
+        ):
+            reason = "the seller requires an extension of x402 that this guard does not know, and would take no payment"
+            return Refusal(CONDITION, reason, advice="Buy from another seller.", words=f"extension {name[:40]}")
+    return None
+
+
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
     """Normalise every offer and keep those that the registry, the rules and (if a chain is read) the account allow."""
+    condition = _condition_of(challenge.required)
+    if condition is not None:
+        return Payable((), (condition,))
     cases: list[Case] = []
     refusals: list[Refusal] = []
     for offer in challenge.offers(context.registry):

@@ -25,7 +25,6 @@ from x402guard.flow.admission import Seat, hold_or_refuse
 from x402guard.flow.context import Context
 from x402guard.flow.effects import (
     Checkpoint,
-    Compute,
     Flow,
     HeaderLine,
     Interrupted,
@@ -51,9 +50,9 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
-from x402guard.x402.challenge import asks_to_sign_in, none_payable, noting_unread, read_challenge, screen
+from x402guard.x402.challenge import Payable, asks_to_sign_in, none_payable, noting_unread, read_challenge, screen
 from x402guard.x402.delivery import AnswerEnd, note_cut
-from x402guard.x402.offer_rules import Case, rank
+from x402guard.x402.offer_rules import rank
 from x402guard.x402.origins import note_version, origin_marks
 from x402guard.x402.purchase import (
     ALREADY_PAID,
@@ -63,9 +62,10 @@ from x402guard.x402.purchase import (
     Flying,
     Stuck,
     authorize_purchase,
-    payment_step,
+    is_out,
     purchase_key,
     purchase_scope,
+    step_of_payment,
 )
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
@@ -83,9 +83,6 @@ from x402guard.x402.settlement import (
     write_claim,
 )
 from x402guard.x402.wire import has_receipt, stated_length
-
-QUICK_BYTES: Final = 16_384
-"""The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
 SHORT_BYTES: Final = 65_536
 """The largest paid answer, in bytes, that is read before it is recorded: its claim and its end are one change."""
@@ -134,12 +131,12 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     if impossible is not None:
         raise (yield from refuse(impossible))
     payable = yield from noting_unread(screen(challenge, request, context), request, context)  # 4, 5
-    if not payable.cases:
+    if not payable.cases and not (yield from is_out(request, context)):
         raise (yield from refuse(none_payable(payable)))
-    authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
+    authorized = yield from _authorize(request, context, payable, refuse)  # 6
     try:
         header = yield from _sign(context, authorized)  # 7
-        head = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
+        head = _wait_of(context, request, max((case.offer.max_timeout_s for case in payable.cases), default=0))
         hold = yield from _present(context, authorized, header, head)  # 8, 9
     except BaseException:
         presentation = presentation_of(authorized.hold)
@@ -171,25 +168,24 @@ def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
 def _authorize(
     request: RequestFacts,
     context: Context,
-    cases: tuple[Case, ...],
+    payable: Payable,
     refuse: Callable[[Refusal], Flow[PaymentRefused]],
 ) -> Flow[Authorized]:
     """Step 6: write the hold, durable before anything is signed. Approvers are asked before it, with nothing held."""
-    if len(request.body or b"") <= QUICK_BYTES:
-        step = payment_step(context, request)
-    else:
-        step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
+    cases, step = rank(payable.cases), (yield from step_of_payment(request, context))
+    otherwise = None if cases else none_payable(payable)
     purchase = purchase_key(context, request, step)
     scope = purchase_scope(context, request, cases, step, purchase)
     if purchase in context.in_flight.copy().values():
         here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
         _end_waiting(context, purchase)
     begun: list[Presentation] = []
+    decide = partial(authorize_purchase, context=context, request=request, cases=cases, step=step)
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal | None:
         if context.cut_off:  # one of them may be this purchase, which the ledger may have as handed over
             return None
-        decided = authorize_purchase(view, consented, context=context, cases=cases, step=step, purchase=purchase)
+        decided = decide(view, consented, purchase=purchase, otherwise=otherwise)
         if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
             begun.append(presentation_of(decided.hold))
             context.in_flight.update(dict.fromkeys(begun, purchase))

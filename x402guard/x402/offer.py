@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -145,6 +146,8 @@ def _normalise_one(
     resource_url: object = required.resource.get("url") if isinstance(required.resource, Mapping) else None
     if isinstance(requirement, PaymentRequirementsV1):
         resource_url = requirement.resource
+    accepted = echoed_json(dict(entry))
+    resource, extensions = (None, None) if required.version == 1 else _slim(accepted, *echoed, field=field)
     return Offer(
         version=required.version,
         scheme=scheme,
@@ -159,12 +162,39 @@ def _normalise_one(
         facilitator=_facilitator(extra, f"{field}.extra.facilitatorAddress") if scheme == "upto" else None,
         flow=_flow(extra, f"{field}.extra.paymentFlow"),
         resource_url=resource_url if isinstance(resource_url, str) else None,
-        accepted_json=echoed_json(dict(entry)),
-        resource_json=echoed[0],
-        extensions_json=echoed[1],
+        accepted_json=accepted,
+        resource_json=resource,
+        extensions_json=extensions,
         position=index,
         network_as_offered=offered,
     )
+
+
+MOST_ECHOED: Final = 5_500
+"""Bytes of an offer that a payment echoes: with the signature, a header of 8 KB, which most servers read."""
+
+
+def _slim(accepted: str, resource: str | None, extensions: str | None, *, field: str) -> tuple[str | None, str | None]:
+    """Return what is echoed of ``resource`` and ``extensions``: all, or as much as a server reads in a header.
+
+    Facilitators compare ``accepted`` alone. Raises ``ProtocolError`` if that is too long by itself.
+    """
+    room = MOST_ECHOED - len(accepted.encode())
+    if room < 0:
+        raise ProtocolError(
+            f"a payment would echo {len(accepted.encode()):,} bytes of it, which no server reads", field=field
+        )
+    for each in ((resource, extensions), (resource, _identifier_in(extensions)), (None, _identifier_in(extensions))):
+        if sum(len((part or "").encode()) for part in each) <= room:
+            return each
+    return None, None
+
+
+def _identifier_in(extensions: str | None) -> str | None:
+    """Return the one extension to which a payment adds something, as compact JSON."""
+    read = None if extensions is None else json.loads(extensions)
+    asked = read.get("payment-identifier") if isinstance(read, dict) else None
+    return None if asked is None else echoed_json({"payment-identifier": asked})
 
 
 def _address(text: str, field: str) -> Address:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,9 +14,11 @@ from msgspec.structs import astuple, replace
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
+from x402guard.flow.effects import Compute, Flow, Transact
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, routes_of, split_path
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.commit import NAMED
+from x402guard.kernel.intent import Terms
 from x402guard.kernel.proofs import PayAgain
 from x402guard.kernel.rows import Delivery, Hold, HoldKind, HoldState, Nanos
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
@@ -51,6 +53,9 @@ from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_marks, payee_marks, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
+
+QUICK_BYTES: Final = 16_384
+"""The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
 MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
@@ -160,31 +165,52 @@ def _token(offer: Offer) -> tuple[str, str]:
     return offer.network, offer.token
 
 
+def step_of_payment(request: RequestFacts, context: Context) -> Flow[Step]:
+    """Return the step of paying for a request, computed off the event loop if its body is large."""
+    if len(request.body or b"") <= QUICK_BYTES:
+        return payment_step(context, request)
+    computed: Step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
+    return computed
+
+
+def is_out(request: RequestFacts, context: Context) -> Flow[bool]:
+    """True if a payment for this request is out and lost: whatever its seller says by now, that one is presented."""
+    if not request.is_http:
+        return False
+    step = yield from step_of_payment(request, context)
+    scope = purchase_scope(context, request, (), step, purchase_key(context, request, step))
+    return bool(context.cut_off) or (yield Transact(scope, lambda view: has_lost(view, context)))
+
+
 def authorize_purchase(
     view: LedgerView,
     consented: Consented,
     *,
     context: Context,
+    request: RequestFacts,
     cases: tuple[Case, ...],
     step: Step,
     purchase: str,
+    otherwise: Refusal | None,
 ) -> Decision | Unasked | Refusal:
     """Present a lost payment again, hold the best offer, return a question for approval, or refuse.
 
-    *cases* are the offers that the rules allow, best first. Any of them may match a lost payment; else the first one
-    that the origin's marks allow is held. *step* is the step that the guards judge, *purchase* the deduplication key;
+    *cases* are the offers that the rules allow, best first: the first one that the origin's marks allow is held. Without
+    any, *otherwise* is the refusal. *step* is the step that the guards judge, *purchase* the deduplication key;
     *consented* are the approved offers.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
-    unfinished = _unfinished(view, context, cases, step)
+    unfinished = _unfinished(view, context, request, cases, step)
     if unfinished is not None:
         return unfinished
+    if otherwise is not None:
+        return otherwise
     guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
-    repeated = _repeated(view, context, cases[0].request, step)
+    repeated = _repeated(view, context, request, step)
     if isinstance(repeated, Refusal):
         refused = enforced(view, repeated)
         if refused is not None:
@@ -201,9 +227,25 @@ def authorize_purchase(
     return refusals[0]
 
 
-def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], step: Step) -> Decision | Refusal | None:
+def has_lost(view: LedgerView, context: Context) -> bool:
+    """True if a payment for the purchase of the scope is lost: it goes out again, whatever is offered now."""
+    return bool(_lost_of(view, context, open_purchases(view, memory_ms=context.memory_ms)))
+
+
+def _lost_of(view: LedgerView, context: Context, found: Sequence[Hold]) -> list[Hold]:
+    instance, flight_ms = context.instance, context.flight_ms
+    return [
+        hold
+        for hold in found
+        if is_lost(view, hold, instance=instance, in_flight=context.in_flight, flight_ms=flight_ms)
+    ]
+
+
+def _unfinished(
+    view: LedgerView, context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step
+) -> Decision | Refusal | None:
     """Return what an earlier payment asks for: the same one again, the chain, or to wait. None to sign a new one."""
-    found, request = open_purchases(view, memory_ms=context.memory_ms), cases[0].request
+    found = open_purchases(view, memory_ms=context.memory_ms)
     if request.pay_again:
         for hold in found:
             if hold.state is HoldState.CAPTURED:
@@ -212,26 +254,22 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
     if bought is not None:
         return Bought(bought)
-    instance, flight_ms = context.instance, context.flight_ms
-    lost = [
-        hold
-        for hold in found
-        if is_lost(view, hold, instance=instance, in_flight=context.in_flight, flight_ms=flight_ms)
-    ]
+    lost = _lost_of(view, context, found)
     late = enforced(view, context.policy.timeouts.judge(view, step)) if lost else None
     if late is not None:
         return late
-    for hold in lost:
-        if _still_matches(view, hold, cases):
+    terms = [case.offer.terms for case in cases]
+    for hold in sorted(lost, key=lambda each: each.payment().terms not in terms):
+        if _is_presentable(view, hold, request, terms):
             return _present_again(view, context, hold, step)
     if lost:
         return Stuck(lost[0])
     for hold in found:
         waits = presentation_of(hold) in context.between_hops  # its next hop brings it, or it is lost in a moment
         if waits or request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
-            return Flying(_in_flight(view, hold, flight_ms))
-        if is_in_flight_elsewhere(hold, instance=instance):
-            return _in_flight(view, hold, flight_ms)
+            return Flying(_in_flight(view, hold, context.flight_ms))
+        if is_in_flight_elsewhere(hold, instance=context.instance):
+            return _in_flight(view, hold, context.flight_ms)
     return None
 
 
@@ -241,7 +279,9 @@ def _same_request(request: RequestFacts) -> str:
     A model that writes a request anew spells it otherwise: the order of parameters and members, blanks, escapes.
     """
     said = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
-    fragment = "" if request.is_http else urlsplit(request.url).fragment  # a place that is no request may name goods there
+    fragment = (
+        "" if request.is_http else urlsplit(request.url).fragment
+    )  # a place that is no request may name goods there
     return hashlib.sha256(f"{said}#{fragment}".encode()).hexdigest() if fragment else said
 
 
@@ -373,11 +413,16 @@ def _asked_about(case: Case) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _still_matches(view: LedgerView, hold: Hold, cases: tuple[Case, ...]) -> bool:
+def _is_presentable(view: LedgerView, hold: Hold, request: RequestFacts, terms: Sequence[Terms]) -> bool:
+    """True if a lost payment goes out again. One of an HTTP request does so whatever its seller asks for by now.
+
+    It goes to the origin that has it, for the request that it was signed for, and costs no more than it does. An offer
+    that did not come by HTTP is handed over by the caller's own code, and other terms may be another sale.
+    """
     if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
         return False
     # Without the facilitator: the signed payment names its own, and official servers offer another one each time.
-    return hold.payment().terms in [case.offer.terms for case in cases]
+    return request.is_http or hold.payment().terms in terms
 
 
 def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: str) -> Hold:
