@@ -379,13 +379,13 @@ def test_an_answer_that_is_no_json_is_a_doubt_and_no_second_signature(mode, answ
 
 @MODES
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_payment_for_an_offer_as_long_as_a_header_may_be_is_readable(mode, version):
+def test_the_payment_for_an_offer_as_long_as_it_may_be_is_readable(mode, version):
     """It is longer than the offer, and the hold is written before it exists."""
     terms = required() if version == 2 else required_v1()
-    terms["accepts"][0]["extra"] |= {"x": "x" * (48_600 if version == 2 else 200_000)}
+    terms["accepts"][0]["extra"] |= {"x": "x" * (5_000 if version == 2 else 200_000)}
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
         payment = pay(mode, session, terms)
-        assert len(payment.header[1]) > 65_536 or version == 1
+        assert 7_000 < len(payment.header[1]) < 8_192 or version == 1
         assert payment.payload["x402Version"] == version
         assert end(mode, payment, "settled", receipt()).state == "captured"
 
