@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -126,8 +127,8 @@ def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
-    marked, names = Doubled(found), [name for name, _ in pairs]
-    marked.twice = frozenset(name for name in found if names.count(name) > 1)
+    marked = Doubled(found)
+    marked.twice = frozenset(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
     return marked
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.attacks.test_a36_a38_foreign_payments import PAID, a2a, rpc, send, takes_anything
 from tests.support.merchant import make_guard
-from x402guard import PolicyDenied
+from x402guard import Policy, PolicyDenied
 
 PLAIN = json.dumps(rpc(PAID))
 SPELLED = {
@@ -44,3 +44,17 @@ def test_a36_a_payment_in_json_is_seen_however_it_is_spelled(how):
         with pytest.raises(PolicyDenied, match="another client"):
             send("sync", session, takes_anything(seen), method="POST", content=SPELLED[how])
         assert seen == []
+
+
+def test_a36_what_stands_behind_many_small_payments_is_not_booked_as_nothing():
+    """In a large body as many as sixteen are read: with one more, what it may take is unknown, and nothing is sent."""
+    seen, pad = [], {"pad": "x" * 300_000}
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$1.00") as session:
+        for count, is_sent in ((16, True), (17, False)):
+            body = json.dumps([pad, *[rpc(PAID)] * count])
+            if is_sent:
+                send("sync", session, takes_anything(seen), method="POST", content=body)
+            else:
+                with pytest.raises(PolicyDenied):
+                    send("sync", session, takes_anything(seen), method="POST", content=body)
+    assert len(seen) == 1

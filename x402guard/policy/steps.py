@@ -163,25 +163,23 @@ def request_key(
     kind: HoldKind,
     method: str,
     url: str,
-    body: bytes | Mapping[str, Any],
+    body: bytes | Said,
     ignored: Collection[str],
     *,
     similar: bool = False,
 ) -> str:
-    """Return the deduplication key of a request: kind, method, URL with its query, and the body.
+    """Return the deduplication key of a request: kind, method, URL with its query, and its *body*, or what that says.
 
-    A JSON body of up to 256 KiB counts by its content, whatever its order and spaces, without its own fields that are
-    *ignored*; any other body counts by its bytes. Path and query always count in full, parameters in any order and
-    spelling. *similar*: see ``_digest``.
+    A JSON body counts without its own fields that are *ignored*. Path and query always count in full, parameters in any
+    order and spelling. *similar*: see ``_digest``.
     """
     parts = urlsplit(url)
     host, scheme = plain_host(parts.hostname or ""), parts.scheme
     port = None if parts.port == _PORTS.get(scheme) else parts.port
     pairs = parse_qsl(parts.query, keep_blank_values=True, errors="surrogateescape") if parts.query else []
     query = sorted(pairs, key=itemgetter(0))  # values of one name keep their order
-    return _digest(
-        [kind, method, [scheme, host, port, spelt_path(parts.path), query], _said(body, ignored)], similar=similar
-    )
+    said = _counted(read_body(body) if isinstance(body, bytes) else body, ignored)
+    return _digest([kind, method, [scheme, host, port, spelt_path(parts.path), query], said], similar=similar)
 
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -205,9 +203,16 @@ _LONGEST_LINE: Final = 73
 """In bytes, over that of a boundary: two hyphens and 70 characters."""
 
 
-def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
-    if not isinstance(body, bytes):
-        return masked(body, ignored)
+Said = str | Mapping[str, Any] | list[Any]
+"""What a body says: a JSON object, a list, or the hash of any other one."""
+
+
+def read_body(body: bytes) -> Said:
+    """Return what a body says.
+
+    A JSON body of up to 256 KiB counts by its content, whatever its order and spaces, a form by its parts, and any other
+    one by its bytes.
+    """
     if not body:
         return _NO_BODY
     if body.startswith(b"--"):
@@ -217,12 +222,18 @@ def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
     try:
         if body.lstrip()[:1] == b"[":
             read = read_object(b'{"listed":' + body + b"}")
-            if len(read) == 1:
-                return [masked(item, ignored) if isinstance(item, Mapping) else item for item in read["listed"]]
-            return hashlib.sha256(body).hexdigest()
-        return masked(read_object(body), ignored)
+            return list(read["listed"]) if len(read) == 1 else hashlib.sha256(body).hexdigest()
+        return read_object(body)
     except NotReadable:
         return hashlib.sha256(body).hexdigest()
+
+
+def _counted(said: Said, ignored: Collection[str]) -> Said:
+    if isinstance(said, Mapping):
+        return masked(said, ignored)
+    if isinstance(said, list):
+        return [masked(item, ignored) if isinstance(item, Mapping) else item for item in said]
+    return said
 
 
 def tool_key(

@@ -21,6 +21,7 @@ from x402guard.flow.background import Background
 from x402guard.flow.shell import LOG
 from x402guard.http.redaction import redacted
 from x402guard.kernel.rows import Entry, Hold, HoldKind, HoldState
+from x402guard.ledger.purchases import ANSWER
 from x402guard.telemetry.calls import (
     ENDS,
     EVIDENCE,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from x402guard.ledger.view import LedgerView, Notice
-from x402guard.ledger.purchases import ANSWER
 
 SCOPE: Final = "x402guard"
 CLOSING_S: Final = 5.0

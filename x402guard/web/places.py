@@ -15,8 +15,10 @@ PLACES: Final = 900
 """Requests that may be under way at once, in equal shares for each token."""
 
 MOST_BYTES: Final = 134_217_728
+"""Bytes of bodies that one token may have under way."""
+
 _LOOKUPS: Final = 4
-"""Bytes of bodies, and look-ups of names, that one token may have under way."""
+"""Look-ups of names that one token may have under way."""
 
 
 class Full(Exception):  # noqa: N818 - it becomes an answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -122,7 +122,7 @@ class _LeadsInside(httpcore.ConnectError):
 class _Outside(httpcore.AsyncNetworkBackend):
     """Connects to public addresses, and to whatever address a host of the owner's has."""
 
-    def __init__(self, is_owners: Any) -> None:
+    def __init__(self, is_owners: Callable[[str, int], bool]) -> None:
         self._is_owners, self._inner = is_owners, httpcore.AnyIOBackend()
 
     @override
@@ -160,7 +160,7 @@ class _Outside(httpcore.AsyncNetworkBackend):
 
 
 LOOKUPS: Final[ContextVar[anyio.CapacityLimiter | None]] = ContextVar("x402guard_lookups", default=None)
-"""How many names whoever asks may look up at once: a server of names that says nothing keeps a thread for half a minute."""
+"""How many names one caller may look up at once: a name server that does not answer keeps a thread for half a minute."""
 
 
 async def _addresses(host: str, port: int, *, within_s: float | None) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     if impossible is not None:
         raise (yield from refuse(impossible))
     payable = yield from noting_unread(screen(challenge, request, context), request, context)  # 4, 5
-    if not payable.cases and not (yield from is_out(request, context)):
+    if not payable.cases and not (yield from is_out(context, request)):
         raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, payable, refuse)  # 6
     try:
@@ -172,7 +172,7 @@ def _authorize(
     refuse: Callable[[Refusal], Flow[PaymentRefused]],
 ) -> Flow[Authorized]:
     """Step 6: write the hold, durable before anything is signed. Approvers are asked before it, with nothing held."""
-    cases, step = rank(payable.cases), (yield from step_of_payment(request, context))
+    cases, step = rank(payable.cases), (yield from step_of_payment(context, request))
     otherwise = None if cases else none_payable(payable)
     purchase = purchase_key(context, request, step)
     scope = purchase_scope(context, request, cases, step, purchase)

@@ -142,8 +142,9 @@ def _spelt_in(body: bytes) -> Iterator[tuple[str, Any]]:
     """Yield each member of a payment's name, wherever it stands in a body, and its value; None if that cannot be read."""
     text = body.decode(json.detect_encoding(body), "replace")
     for name, where in _WHERE.items():
-        for found in islice(_SPELT[name].finditer(text), _MOST_FOUND):
-            part = text[found.end() : found.end() + _MOST_MESSAGE]
+        for number, found in enumerate(islice(_SPELT[name].finditer(text), _MOST_FOUND + 1)):
+            # What stands behind so many is not read, so what it may take is unknown.
+            part = text[found.end() : found.end() + _MOST_MESSAGE] if number < _MOST_FOUND else ""
             try:
                 check_depth(part)
                 value, _ = json.JSONDecoder(object_pairs_hook=_Members).raw_decode(part)

@@ -179,15 +179,19 @@ def _slim(accepted: str, resource: str | None, extensions: str | None, *, field:
 
     Facilitators compare ``accepted`` alone. Raises ``ProtocolError`` if that is too long by itself.
     """
-    room = MOST_ECHOED - len(accepted.encode())
+    room = MOST_ECHOED - _size(accepted)
     if room < 0:
-        raise ProtocolError(
-            f"a payment would echo {len(accepted.encode()):,} bytes of it, which no server reads", field=field
-        )
-    for each in ((resource, extensions), (resource, _identifier_in(extensions)), (None, _identifier_in(extensions))):
-        if sum(len((part or "").encode()) for part in each) <= room:
-            return each
-    return None, None
+        raise ProtocolError(f"a payment would echo {_size(accepted):,} bytes of it, which no server reads", field=field)
+    if _size(resource) + _size(extensions) <= room:
+        return resource, extensions
+    kept = _identifier_in(extensions)
+    if _size(resource) + _size(kept) <= room:
+        return resource, kept
+    return None, kept if _size(kept) <= room else None
+
+
+def _size(text: str | None) -> int:
+    return len((text or "").encode())
 
 
 def _identifier_in(extensions: str | None) -> str | None:
@@ -304,7 +308,10 @@ class Stated(Struct, frozen=True):
 
 
 def stated_in(entry: Any) -> Stated:
-    """Return what an entry says; nothing, if it is no object. The amount of another kind of chain, where no address is one of EVM, is none of ours."""
+    """Return what an entry says; nothing, if it is no object.
+
+    The amount of another kind of chain, where no address is one of EVM, is none of ours.
+    """
     entry = entry if isinstance(entry, Mapping) else {}
     asset, payee = (_evm_address(entry.get(name)) for name in ("asset", "payTo"))
     network = resolve_network(str(entry.get("network")).strip().lower())

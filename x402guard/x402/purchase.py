@@ -1,4 +1,4 @@
-"""Decides on a purchase inside one ledger transaction. Pure."""
+"""Says which purchase a request is, and decides on it inside one ledger transaction. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, spent_so_far, verdict_facts
 from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
-from x402guard.policy.steps import LOCAL, Step, request_key, run_of, step_of
+from x402guard.policy.steps import LOCAL, Said, Step, read_body, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW
 from x402guard.x402.delivery import bought_mark, doubted_mark
 from x402guard.x402.offer import Offer
@@ -117,12 +117,10 @@ def purchase_key(context: Context, request: RequestFacts, step: Step) -> str:
 
 def payment_step(context: Context, request: RequestFacts) -> Step:
     """Return the step of paying for a request."""
-    loop = context.policy.loop
+    loop, said = context.policy.loop, read_body(request.body or b"")
     key = ""
     if loop is not None:
-        key = request_key(
-            HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored, similar=loop.similar
-        )
+        key = request_key(HoldKind.PAYMENT, request.method, request.url, said, loop.ignored, similar=loop.similar)
     return Step(
         HoldKind.PAYMENT,
         route_of(request),
@@ -131,7 +129,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         routes=routes_of(request),
         is_local=split_path(request.url).scheme == LOCAL,
         begun=request.begun,
-        fingerprint=_same_request(request),
+        fingerprint=_fingerprint(request, said),
     )
 
 
@@ -165,7 +163,7 @@ def _token(offer: Offer) -> tuple[str, str]:
     return offer.network, offer.token
 
 
-def step_of_payment(request: RequestFacts, context: Context) -> Flow[Step]:
+def step_of_payment(context: Context, request: RequestFacts) -> Flow[Step]:
     """Return the step of paying for a request, computed off the event loop if its body is large."""
     if len(request.body or b"") <= QUICK_BYTES:
         return payment_step(context, request)
@@ -173,13 +171,13 @@ def step_of_payment(request: RequestFacts, context: Context) -> Flow[Step]:
     return computed
 
 
-def is_out(request: RequestFacts, context: Context) -> Flow[bool]:
+def is_out(context: Context, request: RequestFacts) -> Flow[bool]:
     """True if a payment for this request is out and lost: whatever its seller says by now, that one is presented."""
-    if not request.is_http:
+    if not request.is_http or request.pay_again:
         return False
-    step = yield from step_of_payment(request, context)
-    scope = purchase_scope(context, request, (), step, purchase_key(context, request, step))
-    return bool(context.cut_off) or (yield Transact(scope, lambda view: has_lost(view, context)))
+    step = yield from step_of_payment(context, request)
+    scope = Scope(purchase=purchase_key(context, request, step), named=request.purchase is not None)
+    return bool(context.cut_off) or (yield Transact(scope, lambda view: bool(_lost_in(view, context))))
 
 
 def authorize_purchase(
@@ -227,16 +225,12 @@ def authorize_purchase(
     return refusals[0]
 
 
-def has_lost(view: LedgerView, context: Context) -> bool:
-    """True if a payment for the purchase of the scope is lost: it goes out again, whatever is offered now."""
-    return bool(_lost_of(view, context, open_purchases(view, memory_ms=context.memory_ms)))
-
-
-def _lost_of(view: LedgerView, context: Context, found: Sequence[Hold]) -> list[Hold]:
+def _lost_in(view: LedgerView, context: Context) -> list[Hold]:
+    """Return the lost payments for the purchase of the scope."""
     instance, flight_ms = context.instance, context.flight_ms
     return [
         hold
-        for hold in found
+        for hold in open_purchases(view, memory_ms=context.memory_ms)
         if is_lost(view, hold, instance=instance, in_flight=context.in_flight, flight_ms=flight_ms)
     ]
 
@@ -245,16 +239,12 @@ def _unfinished(
     view: LedgerView, context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step
 ) -> Decision | Refusal | None:
     """Return what an earlier payment asks for: the same one again, the chain, or to wait. None to sign a new one."""
-    found = open_purchases(view, memory_ms=context.memory_ms)
     if request.pay_again:
-        for hold in found:
-            if hold.state is HoldState.CAPTURED:
-                close_purchase(view, hold.id, PayAgain())  # the caller has decided; its payment counts as before
         return None
     bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
     if bought is not None:
         return Bought(bought)
-    lost = _lost_of(view, context, found)
+    lost = _lost_in(view, context)
     late = enforced(view, context.policy.timeouts.judge(view, step)) if lost else None
     if late is not None:
         return late
@@ -264,7 +254,7 @@ def _unfinished(
             return _present_again(view, context, hold, step)
     if lost:
         return Stuck(lost[0])
-    for hold in found:
+    for hold in open_purchases(view, memory_ms=context.memory_ms):
         waits = presentation_of(hold) in context.between_hops  # its next hop brings it, or it is lost in a moment
         if waits or request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
             return Flying(_in_flight(view, hold, context.flight_ms))
@@ -273,16 +263,15 @@ def _unfinished(
     return None
 
 
-def _same_request(request: RequestFacts) -> str:
-    """Return the fingerprint of a payment: SHA-256 over method, URL and body, the same however they are spelt.
+def _fingerprint(request: RequestFacts, said: Said) -> str:
+    """Return the fingerprint of a payment: SHA-256 over method, URL and what the body says, the same however they are spelt.
 
     A model that writes a request anew spells it otherwise: the order of parameters and members, blanks, escapes.
     """
-    said = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ())
-    fragment = (
-        "" if request.is_http else urlsplit(request.url).fragment
-    )  # a place that is no request may name goods there
-    return hashlib.sha256(f"{said}#{fragment}".encode()).hexdigest() if fragment else said
+    key = request_key(HoldKind.PAYMENT, request.method, request.url, said, ())
+    # A place that is no request may name goods in its fragment.
+    fragment = "" if request.is_http else urlsplit(request.url).fragment
+    return hashlib.sha256(f"{key}#{fragment}".encode()).hexdigest() if fragment else key
 
 
 def _repeats(context: Context, request: RequestFacts, step: Step) -> tuple[MarkKey, ...]:
@@ -373,9 +362,13 @@ def _buy(
             return check_room(view, context.node_id, priced.amount, context.undoing) or unasked
     hold = _hold(view, context, case, priced, purchase)
     again = PayAgain() if case.request.pay_again else None
+    before = open_purchases(view, memory_ms=context.memory_ms) if again else []
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)}, context.undoing, again)
     if isinstance(decided, Refusal):
         return decided
+    for each in before:  # only now: where nothing new is signed, the next request presents the earlier payment again
+        if again is not None and each.state is HoldState.CAPTURED:
+            close_purchase(view, each.id, again)  # its payment counts as before
     note_taken(view, context.policy, priced, decided.id)
     note_secret(view, decided, case)
     note_payee(view, context.policy, case)

@@ -36,6 +36,13 @@ def _keeps_its_quotes(lost=1):
     return Shop(paid=paid)
 
 
+def _lost_and_then(session, shop, fresh, url=URL):
+    """Lose the answer to a payment; then the seller has *fresh* terms."""
+    with pytest.raises(SettlementUncertain):
+        client(session, shop).get(url)
+    shop.terms = fresh
+
+
 NEXT = {
     "the same": required(),
     "a price that is higher by 37 units": required(accept(10_037)),
@@ -55,9 +62,7 @@ POLICY = Policy(breaker=None, per_payment_cap="$0.50")
 def test_the_payment_that_is_out_goes_out_again_whatever_the_next_402_says(fresh):
     shop = _keeps_its_quotes()
     with make_guard(policy=POLICY) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(SettlementUncertain):
-            client(session, shop).get(URL)
-        shop.terms = fresh
+        _lost_and_then(session, shop, fresh)
         response = client(session, shop).get(URL)
         assert (response.status_code, response.extensions["x402guard"].represented) == (200, True)
         assert (session.held, float(session.spent)) == (0, 0.01)
@@ -68,9 +73,8 @@ def test_the_payment_that_is_out_goes_out_again_whatever_the_next_402_says(fresh
 def test_a_seller_that_takes_no_old_quote_is_shown_the_same_payment_each_time(fresh):
     shop = _keeps_its_quotes(lost=10)
     with make_guard(policy=POLICY) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(SettlementUncertain):
-            client(session, shop).get(URL)
-        shop.terms, shop.paid = fresh, lambda *_: offer_response(fresh)
+        _lost_and_then(session, shop, fresh)
+        shop.paid = lambda *_: offer_response(fresh)
         for _ in range(3):
             assert client(session, shop).get(URL).status_code == 402
         assert float(session.held) == 0.01
@@ -81,9 +85,7 @@ def test_a_seller_that_takes_no_old_quote_is_shown_the_same_payment_each_time(fr
 def test_a_tripped_session_presents_nothing(fresh):
     shop = _keeps_its_quotes()
     with make_guard(policy=POLICY) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(SettlementUncertain):
-            client(session, shop).get(URL)
-        shop.terms = fresh
+        _lost_and_then(session, shop, fresh)
         session.trip("enough")
         with pytest.raises(PaymentRefused):
             client(session, shop).get(URL)
@@ -95,9 +97,7 @@ def test_a_payment_that_is_valid_for_less_than_ten_seconds_is_not_presented(fres
     clock, shop = Clock(), _keeps_its_quotes()
     store = open_store("memory://", clock_ms=clock)
     with make_guard(store, policy=POLICY) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(SettlementUncertain):
-            client(session, shop).get(URL)
-        shop.terms = fresh
+        _lost_and_then(session, shop, fresh)
         clock.tick(51)
         with pytest.raises(SettlementUncertain, match="cannot be presented again"):
             client(session, shop).get(URL)
@@ -108,14 +108,35 @@ def test_a_payment_that_is_valid_for_less_than_ten_seconds_is_not_presented(fres
 def test_what_the_policy_refuses_is_refused_where_nothing_is_out():
     shop = _keeps_its_quotes()
     with make_guard(policy=POLICY) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(SettlementUncertain):
-            client(session, shop).get(URL)
-        shop.terms = NEXT["a price above what one payment may be"]
+        _lost_and_then(session, shop, NEXT["a price above what one payment may be"])
         with pytest.raises(PaymentRefused, match="cap"):
             client(session, shop).get(f"{URL}?other")
         with pytest.raises(PaymentRefused, match="cap"):
             client(session, shop).get(URL, extensions={"pay_again": True})
     assert len(shop.payments) == 1
+
+
+class _Breaks(httpx.SyncByteStream):
+    def __iter__(self):
+        yield b"half"
+        raise httpx.ReadError("gone")
+
+
+@pytest.mark.parametrize("budget", ["$1.00", "$0.45"], ids=["refused by the rules", "refused by the budget"])
+def test_a_second_payment_that_is_refused_leaves_the_first_one_to_be_presented(budget):
+    """It was taken, and its body broke. Asking to pay again has paid nothing, so what was paid is still owed."""
+    broken = httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=_Breaks())
+    shop = Shop(paid=lambda *_: broken)
+    price = 900_000 if budget == "$1.00" else 490_000
+    with make_guard(policy=POLICY) as guard, guard.session("s", budget=budget) as session:
+        with pytest.raises(httpx.ReadError):
+            client(session, shop).get(URL)
+        shop.terms, shop.paid = required(accept(price)), None
+        with pytest.raises(PaymentRefused):
+            client(session, shop).get(URL, extensions={"pay_again": True})
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+        assert float(session.spent) == 0.01
+    assert len(set(shop.payments)) == 1
 
 
 def _form(boundary, file=b"picture"):

@@ -261,6 +261,23 @@ def test_a_long_url_is_searched_for_keys_in_bounded_time(text):
     assert time.process_time() - began_s < 0.25
 
 
+def _with_many_keys(most):
+    """An offer with as many keys as a body may have, one of them twice: its reading must not grow with their square."""
+    keys = ",".join(f'"{number:x}":0' for number in range(most))
+    return f'{{"x402Version":1,"accepts":[{{{keys},"1":1}}]}}'
+
+
+def test_terms_with_very_many_keys_are_read_in_bounded_time():
+    text = _with_many_keys(28_000)
+    assert 240_000 < len(text) < 262_144
+    shop = Shop(terms=lambda _: httpx.Response(402, content=text.encode()))
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        began_s = time.process_time()
+        with pytest.raises(ProtocolError):
+            client(session, shop).get(URL)
+        assert time.process_time() - began_s < 1.5
+
+
 LARGE = {"name": "USDC", "version": "2", "n": 0}
 NUMBERS = {
     "longest": -int("7" * 399), "long": 10**399, "65 bits": 2**65, "exponent": 1e300, "small": 1.5e-07, "minus zero": -0.0,
