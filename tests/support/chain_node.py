@@ -41,6 +41,10 @@ def log(amount, payer=PAYER, payee=PAYEE, token=TOKEN, index=3):
     }
 
 
+def in_a_block(entry, number):
+    return {**entry, "transactionHash": TX, "blockNumber": hex(number)}
+
+
 def call_for(intent, amount, *, with_permit=False, **changes):
     """(to, calldata) of the transaction that settles *intent*, with any term changed."""
     terms = {

@@ -14,7 +14,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
+from x402guard.chain.rpc import (
+    ChainUnreadable,
+    JsonRpc,
+    NodeRefuses,
+    PaymentUnreadable,
+    hexadecimal,
+    octets,
+    quantity,
+)
 from x402guard.kernel.evm import Address, checksum_address
 from x402guard.kernel.intent import Intent
 from x402guard.kernel.typed_data import PERMIT2
@@ -111,6 +119,20 @@ def head_of(rpc: JsonRpc) -> Block:
     return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))  # noqa: FBT003 - the RPC's own signature
 
 
+def numbered(rpc: JsonRpc, number: int) -> Block:
+    """Return the block of a number, of the chain that the node takes for the right one."""
+    return Block.of(rpc.call("eth_getBlockByNumber", hex(number), False))  # noqa: FBT003
+
+
+def is_canonical(rpc: JsonRpc, transaction: str, final: Block) -> bool:
+    """True if the block of a transaction is the node's own of its number, and no later than *final*."""
+    receipt = rpc.call("eth_getTransactionReceipt", transaction)
+    if not isinstance(receipt, Mapping):
+        return False
+    number = quantity(receipt["blockNumber"])
+    return number <= final.number and numbered(rpc, number).hash == hexadecimal(receipt["blockHash"])
+
+
 def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0) -> int:
     """Return the number of the last block, from *low* to *head*, that is not later than *time_unix* (unix seconds).
 
@@ -187,6 +209,31 @@ def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
     return bool(word >> (intent.nonce & 0xFF) & 1)
 
 
+def nonce_used_at(rpc: JsonRpc, intent: Intent, final: Block) -> bool | None:
+    """Return whether a nonce is used as of a final block; None where the node does not keep that state, and it is used now.
+
+    A pruned node has the state of few blocks, and some know no EIP-1898. A used nonce never becomes unused: one that is
+    unused at a later block was unused at each ancestor of it.
+    """
+    try:
+        return nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
+    except NodeRefuses as refusal:
+        head = head_of(rpc)
+        if head.number < final.number or numbered(rpc, final.number).hash != final.hash:
+            raise PaymentUnreadable("the newest block does not follow the final one") from refusal
+        used = _used_now(rpc, intent, head)
+        if not used and numbered(rpc, head.number).hash != head.hash:
+            raise PaymentUnreadable("the newest block was undone meanwhile") from refusal
+        return None if used else False
+
+
+def _used_now(rpc: JsonRpc, intent: Intent, head: Block) -> bool:
+    try:
+        return nonce_used(rpc, intent, {"blockHash": head.hash, "requireCanonical": True})
+    except NodeRefuses:
+        return nonce_used(rpc, intent, hex(head.number))
+
+
 def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """Return (transaction, receipt), or None if the node does not show both."""
     sent = rpc.call("eth_getTransactionByHash", transaction)
@@ -195,14 +242,16 @@ def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], M
 
 
 def settlement_in(
-    intent: Intent, transaction: str, sent: Mapping[str, Any], receipt: Mapping[str, Any], final: Block
+    rpc: JsonRpc, intent: Intent, transaction: str, shown: tuple[Mapping[str, Any], Mapping[str, Any]], final: Block
 ) -> Settled | None:
-    """Return the settlement of this payment by this transaction, or None.
+    """Return the settlement of this payment by this transaction, *shown* with its receipt; or None.
 
     Its calldata, its status and exactly one Transfer log have to show it.
     """
-    # Receipts had no status before Byzantium, and a seller may name any transaction.
-    if quantity(receipt.get("status", 0)) != 1:
+    sent, receipt = shown
+    # Receipts had no status before Byzantium, and a seller may name any transaction. Some nodes write true.
+    status = receipt.get("status", 0)
+    if not (status if isinstance(status, bool) else quantity(status) == 1):
         return None
     amount = _amount_in(intent, sent)
     if amount is None:
@@ -210,7 +259,29 @@ def settlement_in(
     logs = [log for log in _transfers(receipt, intent) if log.amount == amount]
     if len(logs) != 1:
         return None
-    return Settled(amount, transaction.lower(), logs[0].index, quantity(receipt["blockNumber"]) <= final.number)
+    index = _index_in_block(rpc, intent, logs[0], receipt)
+    return Settled(amount, transaction.lower(), index, quantity(receipt["blockNumber"]) <= final.number)
+
+
+def _index_in_block(rpc: JsonRpc, intent: Intent, found: Log, receipt: Mapping[str, Any]) -> int:
+    """Return the number of a Transfer in its block, by which ``eth_getLogs`` names it.
+
+    Some nodes count the logs of a receipt from 0 in each transaction. Then it is looked up; where there are no logs, the
+    receipt's own number names it.
+    """
+    first = min((quantity(log["logIndex"]) for log in _listed(receipt["logs"])), default=0)
+    if first or not quantity(receipt.get("transactionIndex", 0)):
+        return found.index
+    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
+    try:
+        same = [
+            log
+            for log in _all_logs_of(rpc, intent.token, asked, found.block, found.block)
+            if log.transaction == found.transaction and log.amount == found.amount
+        ]
+    except NodeRefuses:
+        return found.index
+    return same[0].index if len(same) == 1 else found.index
 
 
 def _amount_in(intent: Intent, sent: Mapping[str, Any]) -> int | None:
@@ -292,9 +363,10 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: Span, final: Block)
         if not isinstance(sent, Mapping) or _amount_in(intent, sent) is None:
             continue  # another payment to this payee: its receipt is not asked for
         receipt = rpc.call("eth_getTransactionReceipt", log.transaction)
-        settled = settlement_in(intent, log.transaction, sent, receipt, final) if isinstance(receipt, Mapping) else None
-        if settled is not None:
-            return settled
+        if isinstance(receipt, Mapping):
+            settled = settlement_in(rpc, intent, log.transaction, (sent, receipt), final)
+            if settled is not None:
+                return settled
     return None
 
 

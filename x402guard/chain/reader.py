@@ -21,8 +21,10 @@ from x402guard.chain.logs import (
     block_at,
     find_cause,
     head_of,
+    is_canonical,
     nonce_behind,
     nonce_used,
+    nonce_used_at,
     outgoing_logs,
     settlement_in,
     transaction_in,
@@ -205,7 +207,7 @@ class RpcChainReader:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
             return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
-        except _INVALID as error:
+        except INVALID as error:
             return Unreadable(_invalid(error), alone=True)
 
     def close(self) -> None:
@@ -240,7 +242,7 @@ class _NotVisible(PaymentUnreadable):
     """A node shows that a nonce is used, and does not show the transaction that the seller has named."""
 
 
-_INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
+INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
 """What the reading of an invalid answer raises."""
 
 
@@ -260,7 +262,7 @@ def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
             return look(node)
         except ChainUnreadable as error:
             failures.append(error)
-        except _INVALID as error:
+        except INVALID as error:
             failures.append(PaymentUnreadable(_invalid(error)))
     known = [each for each in failures if not isinstance(each, _LogsRefused)]
     if known and any(isinstance(each, PaymentUnreadable) for each in failures):
@@ -365,12 +367,12 @@ def _compared(seen: _Seen, node: JsonRpc, intent: Intent, look: Callable[[JsonRp
     try:
         if over and not nonce_used(node, intent, "latest"):
             return seen
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return seen
     try:
         node.check_chain()
         other = look(node)
-    except (ChainUnreadable, ConfigError, *_INVALID) as error:
+    except (ChainUnreadable, ConfigError, *INVALID) as error:
         if over or (isinstance(found, Cancelled) and isinstance(error, _NotVisible)):
             raise _Contradicted from error  # it has shown that the nonce is used
         refuses = isinstance(error, _LogsRefused) and isinstance(found, Unused)
@@ -382,7 +384,7 @@ def _head_unix(node: JsonRpc, found: Finding) -> int:
     """Return the time of an endpoint's latest block; if it cannot be read, one by which no endpoint is behind."""
     try:
         return head_of(node).time
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return 2**63 if isinstance(found, Unused) else 0
 
 
@@ -422,7 +424,7 @@ def _shows_more(
     try:
         shown = Counter((log.transaction, log.payee, log.amount) for _, logs in search(node) for log in logs)
         return bool(shown - known)
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return False
 
 
@@ -441,7 +443,7 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
     """
     try:
         other = _final_block(node, finality)
-    except (ChainUnreadable, ConfigError, *_INVALID):
+    except (ChainUnreadable, ConfigError, *INVALID):
         return False
     far_before = other.number < final.number - _APART and final.time - other.time < _APART_S
     return far_before or final.time < min(other.time, now_unix) - _BEHIND_S
@@ -450,14 +452,14 @@ def _is_apart(final: Block, node: JsonRpc, finality: Finality, now_unix: int) ->
 def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
-    used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
+    used = nonce_used_at(rpc, intent, final)
     if not used and not used_at_head:
         return Unused(final.time)
     named = transaction if is_transaction(transaction) else ""
-    too_late = used and intent.dead_at(final.time)
+    too_late = bool(used) and intent.dead_at(final.time)
     try:
         seen = _seen(rpc, named) if named else None
-        cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
+        cause: Settled | Cancelled | None = None if seen is None else settlement_in(rpc, intent, named, seen, final)
         cause = cause or find_cause(rpc, intent, held_unix, final)
     except NodeRefuses as error:
         raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
@@ -465,9 +467,10 @@ def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, fin
         # The transaction may still appear until the deadline.
         raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
-        return Used(final=used)
-    # Its backends may disagree: a cause is final only if the state of the final block confirms it.
-    return cause if used else replace(cause, final=False)
+        return Used(final=used is True)
+    # Its backends may disagree: a cause is final only if the state of the final block, or else its block, confirms it.
+    confirmed = used or (used is None and cause.final and is_canonical(rpc, cause.transaction, final))
+    return cause if confirmed else replace(cause, final=False)
 
 
 def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from x402guard.assets import resolve_network
-from x402guard.chain.reader import RpcChainReader
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc
+from x402guard.chain.capabilities import COSTS, FINAL_BLOCK, missing
+from x402guard.chain.reader import INVALID, RpcChainReader
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, quantity
 from x402guard.cli.arguments import AsJson, LedgerUrl, without_keys, working
 from x402guard.cli.policy import added_tokens
 from x402guard.errors import ConfigError, LedgerUnavailable
@@ -263,11 +264,14 @@ def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
     for network, chain in settings.read_chains().items():
         rpc = JsonRpc(resolve_network(network) or network, chain.urls, timeout_s=chain.timeout_s)
         try:
-            number = int(str(rpc.call("eth_blockNumber")), 16)
-        except (ChainUnreadable, ConfigError, ValueError) as error:
+            number, lacks = quantity(rpc.call("eth_blockNumber")), list(missing(rpc, chain.finality))
+        except (ChainUnreadable, ConfigError, *INVALID) as error:
             yield Finding("chain", "problem", f"{network}: {error}")
         else:
             yield Finding("chain", "ok", f"{network}: block {number}")
+            for capability in lacks:
+                verdict: Verdict = "problem" if capability == FINAL_BLOCK else "warning"
+                yield Finding("chain", verdict, f"{network}: the node has not {capability}: {COSTS[capability]}")
         finally:
             rpc.close()
     if not settings.chains:
