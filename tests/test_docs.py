@@ -177,7 +177,7 @@ def test_the_python_of_a_page_is_python(page):
 
 OVER_MCP = DOCS / "how-to" / "pay-an-offer.md"  # its server is in tests/integration/test_mcp_client.py
 # Their blocks are run, or their settings used, in tests/integration and tests/unit/stores/test_postgres.py.
-ELSEWHERE = {DOCS / "how-to" / f"{name}.md" for name in ("any-language", "mcp-wallet", "a-fleet")}
+ELSEWHERE = {DOCS / "how-to" / f"{name}.md" for name in ("any-language", "mcp-wallet", "a-fleet", "sellers")}
 IN_A_TERMINAL = DOCS / "tutorial" / "in-a-terminal.md"
 RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {*ELSEWHERE, IN_A_TERMINAL, OVER_MCP})
 
@@ -199,7 +199,7 @@ def test_a_page_runs_as_it_is_written(page, tmp_path):
 ALONE = [(ROOT / "README.md", number) for number in range(len(blocks_of(ROOT / "README.md", "python")))]
 SKILL = DOCS / "skill" / "SKILL.md"  # it is followed in tests/integration/test_skill.py
 REST = [page for page in WRITTEN if page not in {*RUN, SKILL} and "```python\n" in page.read_text()]
-OWN_TEST = {REFERENCE / "testing.md"}  # tests/attacks/test_testing_page.py runs its test as one
+OWN_TEST = {REFERENCE / "testing.md", DOCS / "how-to" / "sellers.md"}  # run whole, in a test of its own
 WORLD = "from tests.support import local_world\nlocal_world.begin()\n"
 AFTER = {2: 'import asyncio\nprint(asyncio.run(handle("anna", "q")).status_code)'}
 

@@ -62,18 +62,20 @@ def _onward(place, status):
 def test_a11_redirect_multiplication_signs_once(mode, place, status, policy):
     shop = Shop(terms=lambda r: required(url=str(r.url)), paid=_onward(place, status))
     with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
-        with pytest.raises(PolicyDenied) as caught:
+        with pytest.raises((PolicyDenied, httpx.TooManyRedirects)) as caught:
             fetch(mode, session, shop, url=place(0), follow_redirects=True)
-        assert caught.value.rule == "one_payment_per_request"
+        # Within its origin the same payment goes along, to the client's own limit; to another origin nothing does.
+        assert getattr(caught.value, "rule", "") == ("" if place is _same_origin else "one_payment_per_request")
         assert shop.payments[0][0] in {int(e["hold_id"], 16) for e in events(session, "authorize")}
         assert len(events(session, "authorize")) == 1
-    assert len(shop.payments) == 1
+    assert len(shop.nonces) == 1
+    assert len(shop.payments) == (HOPS + 1 if place is _same_origin else 1)
 
 
 @pytest.mark.parametrize("receipted", [True, False])
 def test_a11_the_refusal_on_a_later_hop_does_not_say_that_nothing_was_paid(mode, guard, receipted):
     headers = {"PAYMENT-RESPONSE": b64(receipt())} if receipted else {}
-    shop = Shop(paid=lambda *_: httpx.Response(302, headers={**headers, "Location": _same_origin(1)}))
+    shop = Shop(paid=lambda *_: httpx.Response(302, headers={**headers, "Location": _cross_origin(1)}))
     with guard.session("s", budget="$1.00") as session:
         with pytest.raises(PolicyDenied) as caught:
             fetch(mode, session, shop, follow_redirects=True)
@@ -125,9 +127,8 @@ def test_a11_following_by_hand_is_the_same_call(guard):
     shop = Shop(terms=_offer, paid=_onward(_same_origin, 302))
     with guard.session("s", budget="$1.00") as session, client(session, shop) as http:
         response = http.get(_same_origin(0))
-        with pytest.raises(PolicyDenied, match="one_payment_per_request"):
-            http.send(response.next_request)
-    assert len(shop.payments) == 1
+        assert http.send(response.next_request).status_code == 302
+    assert (len(shop.nonces), len(shop.payments)) == (1, 2)
 
 
 def test_a11_the_same_request_object_sent_twice_is_two_purchases(mode, guard):

@@ -104,7 +104,7 @@ KINDS = {
     "payee_change": (another_payee, {"payee_change": "refuse"}, 30 * DAY),
     "facilitators": (fourth_facilitator, {"latch_days": 3}, 3 * DAY),
     "new_payees_per_day": (new_payees, {"velocity": Velocity(new_payees_per_day=2)}, 25 * 3600),
-    "price_ratio": (dearer, {}, DAY),
+    "price_ratio": (dearer, {}, 30 * DAY),
     "breaker_open": (at_rest, {"breaker": Breaker(failures=2, rest_s=600)}, 600),
     "needs_review": (many_small_ones, {"approvals": Approvals(above="$0.025")}, DAY),
 }

@@ -116,7 +116,7 @@ CASES = {
     "fake_asset": Case(lambda run: {cheque.token for cheque in run.cheques} <= {USDC}, "assets", 0),
     "fake_decimals": Case(at_most(DOLLAR), "asset_domain", 0),
     "poisoned_domain": Case(nothing_signed, "asset_domain", 0),
-    "redirect_chain": Case(one_signature, "one_payment_per_request", 1, (0,)),
+    "redirect_chain": Case(one_signature, "PaidNotDelivered", 1, (0,)),
     "redirect_across": Case(one_signature, "one_payment_per_request", 1, (0,)),
     "header_leak": Case(lambda run: not run.server.leaked, None, 1),
     "foreign_resource": Case(nothing_signed, "resource_mismatch", 0, policy={"resource_mismatch": "refuse"}),

@@ -18,6 +18,9 @@ class Agent:
 
     KINDS = ("pay", "think", "charge", "hold", "use")
 
+    is_apart = False
+    """Each payee has a host of its own."""
+
     def __init__(self, session):
         self.session = session
         self.price, self.payee = 1, PAYEE
@@ -38,7 +41,8 @@ class Agent:
 
     def pay(self, number=0, cents=1):
         self.price = cents
-        return client(self.session, self.shop).get(URL, params={"n": number})
+        url = f"https://shop-{self.payee[-2:]}.example/x" if self.is_apart else URL
+        return client(self.session, self.shop).get(url, params={"n": number})
 
     def think(self, number=0, cents=1):
         """Of gpt-4o, whose thousand tokens out are a cent; it uses all that it may."""

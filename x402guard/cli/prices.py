@@ -1,4 +1,4 @@
-"""Defines the commands ``prices``: list the prices of models, and install a newer price file. They fetch nothing."""
+"""Defines the commands ``prices``: of models, from a price file, and of a seller's route. They fetch nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.arguments import AsJson, say
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, typed_amount
 from x402guard.cli.sessions import show
+from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
+from x402guard.money import nanos_to_decimal
 
 prices = typer.Typer(
-    no_args_is_help=True, help="List the prices of models, compare a price file with them, or install one."
+    no_args_is_help=True,
+    help="List the prices of models, compare a price file with them, or install one; accept what a seller asks.",
 )
 
 _BRIEF = ("provider", "model", "input", "cached_input", "output")
@@ -61,6 +64,24 @@ def diff(file: File, as_json: AsJson = False) -> None:
     _show(changes, as_json=as_json)
     if not as_json:
         typer.echo(f"{len(changes)} prices differ; sha256 {sha256}")
+
+
+@prices.command("accept")
+def accept(
+    route: Annotated[str, typer.Argument(help="METHOD host/path, as the refusal names it.")],
+    amount: Annotated[str, typer.Argument(help="Dollars, such as 0.25, without a $; 0 takes it back.")],
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a seller's route cost up to AMOUNT, for every run of the ledger, whatever it has cost before.
+
+    A cap and a budget still hold. Example: x402guard prices accept 'POST shop.example/v1/chat' 0.25
+    """
+    most = nanos_to_decimal(typed_amount(amount))
+    with Owner(ledger) as owner:
+        accepted = owner.accept_price(route, most)
+    said = f"may cost up to ${most}" if most else "is compared with what it has cost"
+    say(f"{accepted} {said}", {"route": accepted, "most": str(most)}, as_json=as_json)
 
 
 @prices.command("update")

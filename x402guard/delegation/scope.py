@@ -16,8 +16,8 @@ from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
-from x402guard.policy.patterns import allows_name
-from x402guard.policy.reach import Reach, host_listed
+from x402guard.policy.patterns import allows_name, host_listed
+from x402guard.policy.reach import Reach
 
 if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskRequest

@@ -29,7 +29,7 @@ HeaderLine = tuple[str, str | Sealed[str]]
 class Reply(Struct, frozen=True):
     """The head of a response: status, and the header lines as received.
 
-    *is_less*: it has less than what was asked for, a part or the word that nothing has changed.
+    *is_less*: it has less than what was asked for: a part, the word that nothing has changed, or that a job has begun.
     """
 
     status: int

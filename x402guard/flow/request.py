@@ -17,6 +17,9 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.steps import DIRECT, short_route, shown_host, whole_routes
 
+POLLS: Final = "x402guard.polls"
+"""The extension of a request that asks after a job: ``session.poll`` makes it."""
+
 
 class RequestFacts(Struct, frozen=True):
     """One request as the core sees it, without types of an HTTP library.
@@ -35,9 +38,12 @@ class RequestFacts(Struct, frozen=True):
         pays_itself: the request has a payment already.
         redirected_from: the origin of the first hop, if this hop has another; else None.
         paid_by: the hold that an earlier hop of this request has signed; else None.
+        carries: that payment was made at this origin, and goes along if this hop asks for one.
+        polls: it asks after a job that was bought as ``purchase``, and signs nothing new.
         paid_until: the deadline of that signature, in unix seconds.
         body: of the request, as far as it was kept.
         max_price: the price that the caller was quoted, in nano-dollars; None without one.
+        price_class: the caller's own name for what changes a price, or "".
         host_header: the ``Host`` header, if it names another host than the URL; else "".
         tool: the tool of another server that is bought, as the owner's rules name it; else "".
         read_s: how long the caller's own client waits for a piece of an answer, in seconds; None for no limit.
@@ -58,9 +64,12 @@ class RequestFacts(Struct, frozen=True):
     pays_itself: bool = False
     redirected_from: str | None = None
     paid_by: str | None = None
+    carries: bool = False
+    polls: bool = False
     paid_until: int = 0
     body: bytes | None = None
     max_price: Nanos | None = None
+    price_class: str = ""
     host_header: str = ""
     tool: str = ""
     read_s: float | None = 0.0

@@ -11,6 +11,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.request import POLLS
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.http.guarded import MeteredPayer
@@ -184,6 +185,14 @@ class Charges(DeclaresTools, ToolPayer):
         return await apay(self.innermost(), offer)
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
+
+    def poll(self, purchase: str) -> dict[str, object]:
+        """Return the ``extensions`` of a request that asks after a job: ``http.get(url, extensions=session.poll("job 7"))``.
+
+        *purchase* is the name that the request had which began the job. Each poll of its origin shows that payment where
+        the server asks for one, while it is valid, whatever earlier polls have brought. It signs no other payment.
+        """
+        return {"purchase": purchase, POLLS: True}
 
     def record_usage(self, provider: str, model: str, usage: object, *, messages: object = None) -> Receipt:
         """Record an LLM call past the transport (boto3, gRPC): what it used is owed already, so it counts in full.

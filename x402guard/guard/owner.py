@@ -36,6 +36,7 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.actions import OPEN_STATES
 from x402guard.ledger.budgets import as_line
@@ -55,6 +56,7 @@ from x402guard.money import Dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
 from x402guard.policy.latches import clear, latches_of
 from x402guard.policy.loops import forget_before
+from x402guard.policy.prices import accept_price, accepted_key
 from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
@@ -195,12 +197,7 @@ class Owner:
         problems = problems or (verify_windows(self._store) if archives else [])
         if problems or against is None:
             return problems
-        now = {head.node_id: head for head in self.heads()}
-        grown = {(h.node_id, h.seq) for h in against.heads if h.node_id in now and now[h.node_id].seq > h.seq}
-        hashes = self._audited().hashes(grown, archives=archives)
-        # Without the archives, what only they have is not compared.
-        anchored = [h for h in against.heads if archives or (h.node_id, h.seq) not in grown - hashes.keys()]
-        return differences(anchored, now, lambda node_id, seq: hashes.get((node_id, seq)))
+        return differences(against.heads, self.heads(), self._audited(), archives=archives)
 
     def verify_counters(self, policy: Policy, *, archives: bool = True) -> list[str]:
         """Count all steps again from the journals, and return the counters of the guards that say less, a sentence each.
@@ -244,9 +241,14 @@ class Owner:
         """
         found = [each for each in latches_of(self._store) if latch and each.id.startswith(latch)]
         held = only_one("latch", latch, found, "x402guard latches")
-        scope = Scope(nodes=(WALLET,), marks=(held.key,), durable=True)
-        self._store.transact(scope, lambda view: clear(view, held, self.by))
+        self._write(held.key, lambda view: clear(view, held, self.by))
         return LatchRow.of(held)
+
+    def accept_price(self, route: str, most: Dollars) -> str:
+        """Let a route, as a refusal by ``price_ratio`` names it, cost up to *most* dollars; 0 takes that back. Returns it."""
+        nanos, key = check_dollars("most", most), accepted_key(route)
+        self._write(key, lambda view: accept_price(view, key, nanos, self.by))
+        return key[1]
 
     def unexplained(self) -> list[TransferRow]:
         """Return the Transfers out of the wallet that no payment explains, and that were not acknowledged."""
@@ -260,8 +262,7 @@ class Owner:
         found = [row for row in unexplained_in(self._store) if transfer and row["id"].startswith(transfer)]
         row = only_one("transfer", transfer, found, "x402guard acknowledge")
         key = key_of(self._store, row["id"])
-        scope = Scope(nodes=(WALLET,), marks=(key,), durable=True)
-        self._store.transact(scope, lambda view: acknowledge(view, key, self.by))
+        self._write(key, lambda view: acknowledge(view, key, self.by))
         return TransferRow.of(row)
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -309,10 +310,8 @@ class Owner:
         hold_id = whole_id(hold, self._store.unsettled(0))
         known = self._store.hold(hold_id)
         marks = () if known is None else (instance_mark(known.instance),)
-        scope = Scope(holds=(hold_id,), marks=marks, durable=True)
-        return self._store.transact(
-            scope, lambda view: forgive(view, hold_id, self.by, unsafe_in_flight=unsafe_in_flight)
-        )
+        change = partial(forgive, hold_id=hold_id, by=self.by, unsafe_in_flight=unsafe_in_flight)
+        return self._store.transact(Scope(holds=(hold_id,), marks=marks, durable=True), change)
 
     def actions(self, session: str) -> list[ActionRow]:
         """Return what ``reversible`` functions have done in a session and below, in the order in which they began."""
@@ -411,8 +410,7 @@ class Owner:
     def allowance(self, *, network: str | None = None, token: str | None = None) -> AllowanceRow:
         """Return what Permit2 may move of one token, which may be left out where only one fits."""
         with self._guard(pays=True) as guard:
-            wallet = wallet_of(guard)
-            return wallet.row(wallet.asset(network, token))
+            return wallet_of(guard).row(wallet_of(guard).asset(network, token))
 
     def set_allowance(self, amount: Dollars, *, network: str | None = None, token: str | None = None) -> AllowanceRow:
         """Set what Permit2 may move of one token to exactly *amount* dollars; 0 revokes it.
@@ -478,6 +476,9 @@ class Owner:
         marks = (reset_mark(run_of(node_id)), owner_mark(node_id), ROLLED_BACK_MARK)
         scope = Scope(nodes=(node_id,), marks=marks, durable=True)
         return self._store.transact(scope, lambda view: change(view, node_id))
+
+    def _write(self, key: MarkKey, change: Callable[[LedgerView], None]) -> None:
+        self._store.transact(Scope(nodes=(WALLET,), marks=(key,), durable=True), change)
 
     def _waiting(self) -> dict[str, Mapping[str, Any]]:
         """Return the questions that wait. Clears timed-out questions whose process ended before it took the answer."""

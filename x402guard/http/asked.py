@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from x402guard.x402.settlement import ACCEPTED_STATUS
+from x402guard.x402.wire import has_receipt
+
 if TYPE_CHECKING:
     import httpx
 
 
-MAY_BE_LESS: Final = frozenset({206, 304})
+MAY_BE_LESS: Final = frozenset({ACCEPTED_STATUS, 206, 304})
 """The statuses of an answer that may have less than what was asked for."""
 
 
@@ -31,7 +34,12 @@ class Asked(Struct, frozen=True):
         return cls(request.method.upper(), "range" in lines, "if-none-match" in lines or "if-modified-since" in lines)
 
     def gets_less(self, response: httpx.Response) -> bool:
-        """True for a part that was not asked for, unless it is the whole, and for the word that nothing has changed."""
+        """True for a part that was not asked for, unless it is the whole, and for the word that nothing has changed.
+
+        And for a job that has only begun: ``202 Accepted`` (RFC 9110, 15.3.3) without a receipt.
+        """
+        if response.status_code == ACCEPTED_STATUS:
+            return not has_receipt(response.headers.multi_items())
         if response.status_code == 304:
             return not self.changed
         if response.status_code != 206 or self.part:

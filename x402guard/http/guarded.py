@@ -297,7 +297,7 @@ class Guarded:
         elif isinstance(handed, Receipt):
             exchange.paid(handed)
         if isinstance(handed, Receipt) and not handed.model:
-            logical.receipt = handed
+            logical.receipt, logical.follows = handed, None  # a payment that went along is presented anew
             success = succeeded(response.status_code) and not exchange.is_less
             redirects = response.has_redirect_location
             at_once = replace(shell, late_writes=None) if redirects else shell  # a next hop may open it again

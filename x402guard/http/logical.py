@@ -33,6 +33,7 @@ class LogicalRequest:
         origin: the origin of the first hop.
         first: its method and URL, if they are known.
         paid_by: the hold whose signature was sent, or None.
+        paid_at: the origin that has it, where it goes along with a redirect; else None.
         receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
         follows: notes how what was paid for has come, if the answer to the payment redirects to it; else None.
         is_resent: its request object was sent before, with a payment: ``pay_again`` has had its effect.
@@ -42,6 +43,7 @@ class LogicalRequest:
     def __init__(self, origin: str, first: tuple[str, httpx.URL] | None = None) -> None:
         self.origin, self.first = origin, first
         self.paid_by: str | None = None
+        self.paid_at: str | None = None
         self.receipt: Receipt | None = None
         self.follows: AnswerEnding | None = None
         self._arrives: AnswerEnding | None = None
@@ -83,6 +85,7 @@ class LogicalRequest:
         """Note that the payment *hold_id* goes with this hop."""
         request = None if self._hop is None else self._hop()
         self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, Asked.by(request)
+        self.paid_at = None if request is None else _origin_of(request)
         self._may_be_get = False
 
     def answered(self, response: httpx.Response) -> None:
@@ -126,6 +129,7 @@ class LogicalRequest:
             return self
         again = LogicalRequest(self.origin, self.first)
         again.paid_by, again.receipt, again.is_resent = self.paid_by, self.receipt, True
+        again.paid_at = self.paid_at
         again._paid_as, again._may_be_get = self._paid_as, self._may_be_get
         was_lost = self._arrives is not None and self._arrives.was_lost
         follows = self._arrives if was_lost else self.follows

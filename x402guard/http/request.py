@@ -13,7 +13,7 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS, Address, address, door_of
 from x402guard.flow.effects import Send, SendFailed
-from x402guard.flow.request import RequestFacts
+from x402guard.flow.request import POLLS, RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
 from x402guard.http.leaving import CONNECT, TRACE, Leaving
@@ -33,6 +33,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 GUARDED: Final = "x402guard.guarded"
+_LONGEST_CLASS: Final = 60
 
 
 _MADE: Final[dict[bytes, None]] = {}
@@ -183,12 +184,16 @@ def describe_request(
     purchase, again = extensions.get("purchase"), extensions.get("pay_again", False)
     if purchase is not None and (not isinstance(purchase, str) or not purchase.strip()):
         raise ConfigError(f"extensions['purchase']: {purchase!r:.60} is no name; write text such as 'order 7'")
+    price_class = extensions.get("price_class", "")
+    if not isinstance(price_class, str) or len(price_class) > _LONGEST_CLASS or not price_class.isprintable():
+        raise ConfigError(f"extensions['price_class']: {price_class!r:.60} is no name; write text such as 'hd video'")
     if not isinstance(again, bool):
         raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
     if sum(name.replace("_", "-") == "idempotency-key" for name, _ in incoming.lines) > 1:
         raise ConfigError("Idempotency-Key: the request has two; each names another purchase. Send one")
     if purchase is None:
         purchase = (incoming.header("idempotency-key") or "").strip() or None  # a blank one names nothing
+    polls = extensions.get(POLLS, False) is True
     quoted = extensions.get("max_price")
     named = incoming.header("host") or ""
     redirected_from = logical.origin if incoming.crossed else None
@@ -210,9 +215,12 @@ def describe_request(
         redirected_from=redirected_from,
         begun="" if is_first else _begun(incoming, redirected_from),
         paid_by=logical.paid_by,
+        carries=body is not None and logical.paid_at == address.origin,
+        polls=polls,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
         max_price=None if quoted is None else check_dollars("extensions['max_price']", quoted),
+        price_class=price_class,
         host_header="" if named.strip().lower() in address.named else named,
         read_s=read_limit(extensions),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from x402guard.kernel.windows import rolled
 from x402guard.ledger.lines import HoldLine, fold_holds
 from x402guard.ledger.owner import CLOCK_MARK, MOST_AHEAD_MS
 from x402guard.ledger.purchases import ANSWER
-from x402guard.ledger.store import LedgerReads, LedgerStore
+from x402guard.ledger.store import Audited, LedgerReads, LedgerStore
 from x402guard.ledger.tree import borrows, lends, path
 
 MOST_PROBLEMS = 100
@@ -465,21 +465,25 @@ def _digest(kind: bytes, content: bytes) -> bytes:
     return hashlib.sha256(kind + content).digest()
 
 
-def differences(
-    anchored: Iterable[Head], now: Mapping[str, Head], hash_at: Callable[[str, int], str | None]
-) -> list[str]:
+def differences(anchored: Iterable[Head], heads: Iterable[Head], ledger: Audited, *, archives: bool) -> list[str]:
     """Return what of an anchored ledger is not in the ledger of now, a sentence each.
 
-    *now*: id → head. *hash_at* returns the hash of an entry of a journal, by its number; None if there is none.
+    *heads* are those of now. Without *archives*, what only the files of archived sessions have is not compared.
     """
+    now = {head.node_id: head for head in heads}
+    anchored = list(anchored)
+    grown = {(each.node_id, each.seq) for each in anchored if each.node_id in now and now[each.node_id].seq > each.seq}
+    hashes = ledger.hashes(grown, archives=archives)
     found = []
     for head in anchored:
-        later = now.get(head.node_id)
+        later, place = now.get(head.node_id), (head.node_id, head.seq)
+        if not archives and place in grown - hashes.keys():
+            continue
         if later is None:
             found.append(f"{head.node_id}: its {head.seq} anchored entries are gone")
         elif later.seq < head.seq:
             found.append(f"{head.node_id}: it has {later.seq} entries, and {head.seq} were anchored: an older copy")
-        elif (later.hash if later.seq == head.seq else hash_at(head.node_id, head.seq)) != head.hash:
+        elif (later.hash if later.seq == head.seq else hashes.get(place)) != head.hash:
             found.append(f"{head.node_id}: entry {head.seq} is another one than the one that was anchored")
         if len(found) == MOST_PROBLEMS:
             break

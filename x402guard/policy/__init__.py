@@ -5,6 +5,7 @@ from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule
+from x402guard.policy.sellers import Seller
 from x402guard.policy.settings import Policy
 from x402guard.policy.spikes import Spike
 from x402guard.policy.timeouts import Timeouts
@@ -22,6 +23,7 @@ __all__ = [
     "Policy",
     "Risk",
     "Rule",
+    "Seller",
     "Spike",
     "Timeouts",
     "Velocity",

@@ -13,7 +13,7 @@ from x402guard.kernel.rows import WALLET
 from x402guard.ledger.authorize import Latch
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.velocity import bucket_ms
+from x402guard.policy.windows import bucket_ms
 
 LATCH_CLEARED: Final = "latch_cleared"
 """The event of a latch that its owner has cleared."""
@@ -113,7 +113,7 @@ def _since_ms(key: MarkKey, row: Mapping[str, Any]) -> int:
     if "buckets" in row:
         return min(map(int, row["buckets"])) * bucket_ms(key)
     if "prices" in row:
-        return min(int(at_ms) for _, at_ms in row["prices"])
+        return min(int(price[1]) for price in row["prices"])
     return int(row.get("opened_ms") or row.get("since_ms") or row.get("at_ms") or 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, TypeVar
 from urllib.parse import unquote
@@ -94,6 +94,14 @@ def _plain_route_path(path: str) -> str:
 def host_name(host: str) -> str:
     """Return a host without its port."""
     return host.rpartition(":")[0] or host if not host.endswith("]") else host
+
+
+def host_listed(host: str, listed: Collection[str]) -> bool:
+    """True if a host, with its port if that is not the default one, is on a list of hosts and ``*.domain`` patterns."""
+    name = host_name(host)
+    return any(
+        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
+    )
 
 
 def is_route(pattern: str) -> bool:

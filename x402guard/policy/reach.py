@@ -9,7 +9,7 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.authorize import Refusal
-from x402guard.policy.patterns import allows_name, host_name
+from x402guard.policy.patterns import allows_name, host_listed
 from x402guard.policy.settings import Policy, as_host, each_of
 from x402guard.policy.steps import shown_host
 
@@ -49,14 +49,6 @@ def as_tool(name: str) -> str:
     if not isinstance(name, str) or not name.strip() or " " in name.strip():
         raise ValueError(f"{name!r} is not the name of a tool; write 'search', or a pattern such as 'search_*'")
     return name.strip()
-
-
-def host_listed(host: str, listed: Collection[str]) -> bool:
-    """True if a host, with its port if that is not the default one, is on a list of hosts and ``*.domain`` patterns."""
-    name = host_name(host)
-    return any(
-        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
-    )
 
 
 def judge_reach(

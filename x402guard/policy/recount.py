@@ -16,11 +16,13 @@ from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.counts import Counts
+from x402guard.policy.sellers import SellerLimits
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import Step, short_route, whole_routes
-from x402guard.policy.velocity import VELOCITY, Velocity, counted_within
+from x402guard.policy.velocity import Velocity
+from x402guard.policy.windows import VELOCITY, counted_within
 
-_COUNTING: Final = (Counts, Velocity)
+_COUNTING: Final = (Counts, Velocity, SellerLimits)
 
 
 def too_low(policy: Policy, entries: Iterable[Entry], ledger: LedgerReads) -> list[str]:

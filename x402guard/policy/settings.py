@@ -19,8 +19,10 @@ from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, che
 from x402guard.policy.counts import Counts
 from x402guard.policy.loops import Loop
 from x402guard.policy.patterns import check_patterns
+from x402guard.policy.prices import Prices
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
+from x402guard.policy.sellers import Seller, SellerLimits
 from x402guard.policy.spikes import Spike
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.timeouts import Timeouts
@@ -51,14 +53,15 @@ class Policy:
         networks: CAIP-2 or v1 names; by default the test networks. A v1 name includes its CAIP-2 twin.
         hosts: host names, ``host:port``, or ``*.example.com`` for all below a domain (and not the domain itself).
         payees: addresses that may be paid.
-        facilitators: addresses that may settle an ``upto``; None: the first three that an origin shows.
+        facilitators: addresses that may settle an ``upto``; None: the first three that an origin shows (``Seller``: any).
         assets: symbols or contract addresses from the registry.
         schemes: ``exact``, ``upto``.
         flows: values of ``extra.paymentFlow``; only ``authorization`` pays after delivery is promised.
         max_lifetime_s: the longest validity of a signature, in seconds (10 to 86,400).
         resource_mismatch: if an offer names another host than the request: ``warn`` or ``refuse``.
         upto_at_ceiling: if a payee's last twenty ``upto`` settlements took the ceiling: ``warn`` (event) or ``refuse``.
-        payee_change: if a paid origin names a new payee: ``allow`` (honest sellers rotate) or ``refuse``.
+        sellers: host, ``host:port`` or ``*.domain`` → ``Seller``: what that seller may do beyond other ones.
+        payee_change: if an origin that has kept one payee names a new one: ``allow`` (honest sellers rotate) or ``refuse``.
         repeat: if the run has bought the same request before (method, URL and body, however they are spelt) and was given
             its answer: ``allow``, ``ask`` an approver, or ``refuse``. It stops that call alone; ``extensions={"pay_again": True}`` passes.
         foreign_payments: if a request has a payment that the guard did not make: ``refuse``, ``book`` (its amount is
@@ -102,6 +105,7 @@ class Policy:
     max_lifetime_s: int = 300
     resource_mismatch: ResourceMismatch = "warn"
     upto_at_ceiling: UptoAtCeiling = "warn"
+    sellers: Mapping[str, Seller] = field(default_factory=dict, hash=False)
     payee_change: PayeeChange = "allow"
     repeat: Repeat = "allow"
     foreign_payments: ForeignPayments = "refuse"
@@ -146,6 +150,7 @@ class Policy:
         check_whole("policy.latch_days", self.latch_days, 1, 3_650, what="of days ", optional=True)
         check_whole("policy.wait_for_budget_s", self.wait_for_budget_s, 0, 600, what="of seconds ")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
+        self._set("sellers", MappingProxyType(_sellers(self.sellers)))
         for name, choices in _CHOICES.items():
             check_choice(f"policy.{name}", getattr(self, name), choices)
         for name, (kind, example, optional) in _PARTS.items():
@@ -165,7 +170,12 @@ class Policy:
             check_whole(f"policy.max_calls[{name!r}]", most, 1)
         self._set("max_calls", MappingProxyType(check_patterns("policy.max_calls", self.max_calls)))
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
-        guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
+        velocity = self.velocity
+        about = (None, None) if velocity is None else (velocity.new_payees_per_day, velocity.percent_per_payee)
+        sellers = SellerLimits(*about, self.sellers) if velocity is not None or self.sellers else None
+        ratio = None if velocity is None else velocity.price_ratio
+        prices = None if ratio is None else Prices(ratio, self.latch_days)
+        guards = (self.timeouts, self.breaker, counts, self.loop, velocity, sellers, self.spike, prices)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
 
     @classmethod
@@ -242,6 +252,19 @@ def _cap(cap: Dollars | None) -> Nanos | None:
     if nanos == 0:
         raise ConfigError("policy.per_payment_cap: a cap of zero pays nothing; leave the signer out instead")
     return nanos
+
+
+def _sellers(sellers: object) -> dict[str, Seller]:
+    if not isinstance(sellers, Mapping) or not all(isinstance(each, Seller) for each in sellers.values()):
+        example = '{"api.shop.example": Seller(payees="any", daily="$5.00")}'
+        raise ConfigError(f"policy.sellers: {sellers!r:.120} is no mapping of hosts to Seller; write {example}")
+    try:
+        found = {as_host(pattern): seller for pattern, seller in sellers.items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"policy.sellers: {error}") from error
+    if len(found) < len(sellers):
+        raise ConfigError(f"policy.sellers: a host is there twice, in two spellings: {', '.join(sellers):.120}")
+    return found
 
 
 def each_of(setting: str, values: Collection[str] | None, check: Callable[[str], str]) -> frozenset[str] | None:

@@ -8,7 +8,8 @@ from typing import Any, Final
 from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.velocity import NEW_PAYEES, PRICES, VELOCITY, bucket_ms
+from x402guard.policy.prices import PRICES
+from x402guard.policy.windows import NEW_PAYEES, SELLER, VELOCITY, bucket_ms
 
 _BREAKER: Final = "breaker"
 _TIMES: Final = ("failed_ms", "opened_ms", "tried_ms")
@@ -22,7 +23,7 @@ def stamps_ahead(ledger: LedgerReads) -> tuple[MarkKey, ...]:
     now_ms = ledger.now_ms()
     return tuple(
         (kind, name)
-        for kind in (_BREAKER, PRICES, VELOCITY, NEW_PAYEES)
+        for kind in (_BREAKER, PRICES, VELOCITY, NEW_PAYEES, SELLER)
         for name, row in ledger.marks(kind, "").items()
         if brought_back((kind, name), row, now_ms) != row
     )
@@ -42,9 +43,22 @@ def brought_back(key: MarkKey, row: Mapping[str, Any], now_ms: int) -> dict[str,
     if kind == _BREAKER:
         return {**row, **{each: min(row[each], now_ms) for each in _TIMES if row.get(each) is not None}}
     if kind == PRICES:
-        return {**row, "prices": [[price, min(at_ms, now_ms)] for price, at_ms in row["prices"]]}
+        return {
+            **row,
+            "prices": _prices(row["prices"], now_ms),
+            **(
+                {"classes": {label: _prices(own, now_ms) for label, own in row["classes"].items()}}
+                if "classes" in row
+                else {}
+            ),
+            **({"models": [min(at_ms, now_ms) for at_ms in row["models"]]} if "models" in row else {}),
+        }
     now, sums = now_ms // bucket_ms(key), dict[str, list[int]]()
     for at, (spent, made) in row["buckets"].items():
         before = sums.get(slot := str(min(int(at), now)), [0, 0])
         sums[slot] = [before[0] + spent, before[1] + made]
     return {**row, "now": min(int(row["now"]), now), "buckets": sums}
+
+
+def _prices(prices: list[list[int]], now_ms: int) -> list[list[int]]:
+    return [[price, min(at_ms, now_ms), *more] for price, at_ms, *more in prices]

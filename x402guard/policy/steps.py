@@ -43,6 +43,31 @@ def reset_mark(run_id: str) -> MarkKey:
     return "loop_reset", run_id
 
 
+class Asked(Struct, frozen=True):
+    """What a request says of itself that may change its price.
+
+    Attributes:
+        size: bytes of its body and query.
+        output: a measure of the output that it asks for; 0 if it says nothing of it.
+        model: the model that it names, or "".
+        named: the caller's own ``price_class``, or "".
+    """
+
+    size: int = 0
+    output: int = 0
+    model: str = ""
+    named: str = ""
+
+    @property
+    def label(self) -> str:
+        """What has a history of prices of its own; "" for none."""
+        return f"{self.model} {self.named}" if self.model or self.named else ""
+
+
+NOT_ASKED: Final = Asked()
+"""Of a step that is no request, or is over."""
+
+
 class Step(Struct, frozen=True):
     """A step that is about to be held for.
 
@@ -58,6 +83,7 @@ class Step(Struct, frozen=True):
         begun: the name of the first hop, if a redirect has named this one; else "".
         fingerprint: of a payment: the same for the same request in any spelling.
         is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
+        asks: of a payment: what its request says that may change its price.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
@@ -73,6 +99,7 @@ class Step(Struct, frozen=True):
     is_local: bool = False
     begun: str = ""
     fingerprint: str = ""
+    asks: Asked = NOT_ASKED
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")

@@ -19,8 +19,7 @@ from x402guard.errors import PolicyDenied
 from x402guard.flow.address import DEFAULT_PORTS, is_loopback
 from x402guard.http.request import address_of
 from x402guard.policy import Policy
-from x402guard.policy.patterns import plain_path
-from x402guard.policy.reach import host_listed
+from x402guard.policy.patterns import host_listed, plain_path
 
 _INTERNET: Final = ipaddress.ip_network("2000::/3")
 _TRANSLATED: Final = tuple(

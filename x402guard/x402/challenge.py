@@ -68,6 +68,10 @@ class Challenge(Struct, frozen=True):
         return normalise(self.required, registry) if self.header is None else offers_in(self.header, registry)
 
 
+NO_TERMS: Final = Challenge(PaymentRequired(version=1, accepts=()))
+"""Of a 402 that says nothing that can be read."""
+
+
 class Payable(Struct, frozen=True):
     """The result of screening: the allowed offers, and the refusals of the others."""
 
@@ -330,7 +334,7 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None
 
 def none_payable(payable: Payable) -> Refusal:
     """Return the refusal of a single offer, or one refusal with the reasons of all offers."""
-    reasons = payable.refusals
+    reasons = payable.refusals or (Refusal("no_acceptable_offer", "the 402 has no offer that can be read"),)
     first = reasons[0]
     if len(reasons) == 1:
         return first

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
+from x402guard.flow.request import RequestFacts
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import Delivery, Hold
-from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
+from x402guard.kernel.rows import Delivery, Hold, HoldState
+from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of, take_over
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.guards import guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
@@ -96,6 +98,46 @@ def bought_mark(context: Context, fingerprint: str) -> MarkKey:
 def doubted_mark(context: Context, route: str) -> MarkKey:
     """Return the key of the mark that a run has a payment in doubt at a route."""
     return "doubted", f"{run_of(context.node_id)} {route}"
+
+
+MIN_REMAINING_S: Final = 10
+"""A payment in doubt is presented again only while it is valid for more than this many seconds."""
+
+
+def has_time(view: LedgerView, hold: Hold) -> bool:
+    """True if a payment is valid for long enough to be presented again."""
+    return hold.deadline_unix - view.now_unix > MIN_REMAINING_S
+
+
+def carry(context: Context, request: RequestFacts) -> Flow[Hold | None]:
+    """Take the payment of an earlier hop along: its answer has led to this request on the same origin, which asks for money.
+
+    It is the same payment, so it costs nothing more. Returns None if it cannot be presented any more.
+    """
+    hold_id, begun = request.paid_by or "", list[Presentation]()
+
+    def change(view: LedgerView) -> Hold | None:
+        hold = view.hold(hold_id)
+        if hold is None or check_standing(view, context) is not None or check_clock(view) is not None:
+            return None
+        if hold.state not in _PRESENTABLE or not has_time(view, hold):
+            return None
+        taken = take_over(view, hold, instance=context.instance)
+        begun.append(presentation_of(taken))
+        context.in_flight[begun[0]] = context.in_flight.pop(presentation_of(hold), taken.purchase_key)
+        context.between_hops.pop(presentation_of(hold), None)
+        return taken
+
+    try:
+        carried: Hold | None = yield Transact(Scope(nodes=(context.node_id,), holds=(hold_id,), durable=True), change)
+    except BaseException:
+        for each in begun:
+            context.in_flight.pop(each, None)
+        raise
+    return carried
+
+
+_PRESENTABLE: Final = frozenset({HoldState.HELD, HoldState.CAPTURED})
 
 
 def note_cut(context: Context, *presentations: Presentation) -> Flow[None]:

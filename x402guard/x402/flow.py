@@ -16,8 +16,8 @@ from x402guard.errors import (
     AlreadyPaid,
     CallTimeout,
     LedgerUnavailable,
-    PaidNotDelivered,
     PaymentRefused,
+    ProtocolError,
     SettlementUncertain,
     SignerError,
 )
@@ -43,17 +43,26 @@ from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.kernel.proofs import Unsent
-from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
+from x402guard.kernel.rows import Hold, HoldKind, HoldState
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.timeouts import LONGEST_S
-from x402guard.x402.challenge import Payable, asks_to_sign_in, none_payable, noting_unread, read_challenge, screen
-from x402guard.x402.delivery import AnswerEnd, note_cut
+from x402guard.x402.challenge import (
+    NO_TERMS,
+    Challenge,
+    Payable,
+    asks_to_sign_in,
+    none_payable,
+    noting_unread,
+    read_challenge,
+    screen,
+)
+from x402guard.x402.delivery import AnswerEnd, carry, note_cut
 from x402guard.x402.offer_rules import rank
-from x402guard.x402.origins import note_version, origin_marks
+from x402guard.x402.origins import note_version, version_marks
 from x402guard.x402.purchase import (
     ALREADY_PAID,
     Authorized,
@@ -69,13 +78,16 @@ from x402guard.x402.purchase import (
 )
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
+    ACCEPTED_STATUS,
     PAYMENT_REQUIRED_STATUS,
     Doubt,
     ask_chain,
     delivers,
     judge_reply,
+    not_delivered,
     note_doubt,
     proven_taken,
+    resolve_open,
     succeeded,
     uncertain_of,
     void,
@@ -115,28 +127,60 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         if request.paid_by is None and has_receipt(reply.headers) and not request.pays_itself:
             yield from note_once(context, "foreign_receipt", request.origin, route_of(request))
         return None
-    timeouts = context.policy.timeouts
-    reading = read_challenge(reply, min(_TERMS_S, timeouts.payment_s or _TERMS_S))
-    challenge = yield from noting_unread(reading, request, context)  # 3
+    carried = (yield from carry(context, request)) if request.carries else None
+    if carried is not None:
+        return (yield from _signed_and_sent(request, context, Authorized(carried, represented=True), 0))
+    challenge = yield from _challenge_of(request, context, reply)  # 3
     if challenge is None:
         return None
     if asks_to_sign_in(challenge.required):
         yield from note_once(context, "sign_in_asked", request.origin, route_of(request))
         return None
     refuse = partial(refused, context)
-    if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more
-        learn, keys = partial(note_version, policy=context.policy, request=request), tuple(origin_marks(request))
+    if challenge.required.version == 2:  # even after a refusal, this route's v1 offers are not accepted any more
+        learn, keys = partial(note_version, policy=context.policy, request=request), tuple(version_marks(request))
         refuse = partial(refused, context, also=learn, marks=keys)
     impossible = _cannot_pay(request, context)
     if impossible is not None:
         raise (yield from refuse(impossible))
-    payable = yield from noting_unread(screen(challenge, request, context), request, context)  # 4, 5
+    payable = yield from _payable_in(challenge, request, context)  # 4, 5
     if not payable.cases and not (yield from is_out(context, request)):
         raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, payable, refuse)  # 6
+    offered_s = max((case.offer.max_timeout_s for case in payable.cases), default=0)
+    return (yield from _signed_and_sent(request, context, authorized, offered_s))
+
+
+def _challenge_of(request: RequestFacts, context: Context, reply: Reply) -> Flow[Challenge | None]:
+    """Return the terms of a 402, or None. Whatever it says, and if it cannot be read, a payment that is out is presented."""
+    timeouts, unread = context.policy.timeouts, None
+    reading = read_challenge(reply, min(_TERMS_S, timeouts.payment_s or _TERMS_S))
+    try:
+        challenge = yield from noting_unread(reading, request, context)
+    except ProtocolError as error:
+        challenge, unread = None, error
+    if challenge is None and (yield from is_out(context, request)):
+        return NO_TERMS
+    if unread is not None:
+        raise unread
+    return challenge
+
+
+def _payable_in(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
+    if challenge is NO_TERMS:
+        return Payable((), ())
+    try:
+        return (yield from noting_unread(screen(challenge, request, context), request, context))
+    except ProtocolError:
+        if (yield from is_out(context, request)):
+            return Payable((), ())
+        raise
+
+
+def _signed_and_sent(request: RequestFacts, context: Context, authorized: Authorized, offered_s: int) -> Flow[Receipt]:
     try:
         header = yield from _sign(context, authorized)  # 7
-        head = _wait_of(context, request, max((case.offer.max_timeout_s for case in payable.cases), default=0))
+        head = _wait_of(context, request, offered_s)
         hold = yield from _present(context, authorized, header, head)  # 8, 9
     except BaseException:
         presentation = presentation_of(authorized.hold)
@@ -211,7 +255,7 @@ def _authorize(
             case Authorized():
                 return decided
             case Stuck(hold):
-                yield from _resolve(context, hold)
+                yield from resolve_open(context, hold)
             case Bought(hold):
                 raise (yield from _already_paid(hold, refuse))
             case Flying(refusal):
@@ -254,36 +298,6 @@ def _already_paid(hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]])
     if isinstance(error, AlreadyPaid):
         error.receipt = receipt_of(hold)
     return error
-
-
-def _resolve(context: Context, hold: Hold) -> Flow[None]:
-    """Ask the chain about an open purchase that cannot be presented again; return only if it may be bought again."""
-    asks = hold.chain_evidence and hold.evidence is not Evidence.CHAIN
-    after = (yield from ask_chain(context, hold)) if asks else hold
-    if was_taken(after):
-        raise _not_delivered(after)
-    if after.state is HoldState.HELD or after.captured:
-        live = after.state is HoldState.HELD
-        wait = "Wait until the chain is past its deadline, or ask" if live else "No chain can tell how it ended. Ask"
-        uncertain = uncertain_of(
-            SettlementUncertain,
-            after,
-            f"a payment for the same request is in doubt ({after.doubt or 'no answer came'}) and cannot be presented again",
-            advice=f"{wait} with extensions={{'pay_again': True}} to pay a second time.",
-        )
-        uncertain.retry = "later" if live else "no"
-        raise uncertain
-
-
-def _not_delivered(hold: Hold) -> PaidNotDelivered:
-    """Return the error about a payment that was taken, and whose answer was not handed over."""
-    shown = "the chain shows" if proven_taken(hold) else "the server's receipt says"
-    return uncertain_of(
-        PaidNotDelivered,
-        hold,
-        f"{shown} that {hold.payment().payee} took ${format_dollars(hold.captured)} for this request (hold {hold.id[:16]}…), "
-        "but its answer was not handed over",
-    )
 
 
 def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
@@ -413,17 +427,16 @@ def _record_reply(context: Context, authorized: Authorized, reply: Reply, end: A
             hold = yield from _check_soon(context, hold)
         else:
             has_come = delivers(reply)
-            # Facilitators answer a used nonce with a new offer: the chain is asked, and the seller has not failed.
+            # Facilitators answer a used nonce with a new offer, and a job has begun: the seller has not failed.
             is_used = authorized.represented and reply.status == PAYMENT_REQUIRED_STATUS
-            hold = yield from note_doubt(
-                context, hold, claim, sent=not has_come and not is_used, answered=has_come, end=end
-            )
+            failed = not has_come and not is_used and reply.status != ACCEPTED_STATUS
+            hold = yield from note_doubt(context, hold, claim, sent=failed, answered=has_come, end=end)
             if not has_come and authorized.represented and hold.chain_evidence and hold.proof is None:
                 hold = yield from ask_chain(context, hold)
             elif claim.transaction:
                 hold = yield from _check_soon(context, hold)
         if authorized.represented and not succeeded(reply.status) and was_taken(hold):
-            raise _not_delivered(hold)
+            raise not_delivered(hold)
         return hold
     except LedgerUnavailable as error:
         return (
@@ -473,7 +486,7 @@ def _uncertain(
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     if was_taken(hold):
-        return _not_delivered(hold)
+        return not_delivered(hold)
     return uncertain_of(
         SettlementUncertain, hold, f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
     )

@@ -14,8 +14,7 @@ from x402guard.flow.request import RequestFacts, routes_of
 from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import format_dollars
-from x402guard.policy.patterns import host_name
-from x402guard.policy.reach import host_listed
+from x402guard.policy.patterns import host_listed, host_name
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
 from x402guard.policy.steps import shown_host
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from msgspec.structs import replace
-
 from x402guard.flow.request import RequestFacts, route_of
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold
@@ -17,9 +15,11 @@ from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling, c
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.latches import aging, seen, seen_at
 from x402guard.policy.patterns import host_name
+from x402guard.policy.prices import price_route
+from x402guard.policy.sellers import sellers_at, takes_any_payee
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import Case
+from x402guard.x402.offer_rules import Case, resource_host
 
 _LOOKS_LIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
 
@@ -35,13 +35,20 @@ FACILITATORS_PER_ORIGIN: Final = 3
 
 
 def origin_marks(request: RequestFacts) -> list[MarkKey]:
-    """Return the keys of an origin's marks: whether it used v2 or was paid, and its facilitators. The last is written.
+    """Return the keys of an origin's marks: whether it was paid, and its facilitators. The last is written.
 
     An origin that only an offer has named is judged by both, and has a mark of its own: else any offer could say of any
     seller that it uses v2.
     """
     known = "origin", request.origin
     return [known, ("origin", _said(request))] if request.by_offer else [known]
+
+
+def version_marks(request: RequestFacts) -> list[MarkKey]:
+    """Return the keys of the marks that a route has used v2. The last is written."""
+    route = price_route(route_of(request))
+    known = "v2", f"{request.origin} {route}"
+    return [known, ("v2", f"{_said(request)} {route}")] if request.by_offer else [known]
 
 
 def payee_marks(request: RequestFacts, payee: str) -> list[MarkKey]:
@@ -54,7 +61,7 @@ def _said(request: RequestFacts) -> str:
     return f"said {request.origin}"
 
 
-_NOTHING_KNOWN: Final[Mapping[str, Any]] = {"v2": False, "facilitators": []}
+_NOTHING_KNOWN: Final[Mapping[str, Any]] = {"facilitators": []}
 
 
 def _known(view: LedgerView, request: RequestFacts, days: int | None) -> Mapping[str, Any]:
@@ -66,7 +73,6 @@ def _known(view: LedgerView, request: RequestFacts, days: int | None) -> Mapping
     return {
         **said,
         **known,
-        "v2": known["v2"] or said["v2"],
         "facilitators": list(dict.fromkeys([*known["facilitators"], *said["facilitators"]])),
     }
 
@@ -92,35 +98,65 @@ def _is_sibling(one: str, two: str) -> bool:
 
 
 def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
-    """Return the objection of the origin's marks to an offer, or None; update the marks.
+    """Return the objection of the marks of an origin and a route to an offer, or None; update the marks.
 
-    v1 is accepted only until an origin has used v2. A host must not look like another one that was paid before, unless
-    the owner lists it. The facilitator of an ``upto`` has to be on the owner's list or,
-    without a list, one of the first three of its origin.
+    v1 is accepted only until a route has used v2. A host must not look like another one that was paid before, unless
+    the owner lists it. A host that has kept one payee keeps it, if the policy says so. The facilitator of an ``upto`` has
+    to be on the owner's list or, without a list, one of the first three of its origin. ``Policy.sellers`` lifts these rules
+    for a host that was asked itself.
     """
-    offer, days = case.offer, policy.latch_days
-    known = _known(view, case.request, days)
-    if offer.version == 1 and known["v2"]:
-        reason = f"{case.shown(case.request.origin)} has used x402 v2 before and now offers v1: its v2 header may have been removed"
-        return Refusal("version_downgrade", reason, latch=_latch(view, case.request, days))
-    alike = _look_alike(view, policy, case) or _no_meter(view, policy, offer)
-    if alike is not None:
-        return alike
-    changed = bool(known.get("paid")) and _is_new(view, case.request, offer.payee)
-    if policy.payee_change == "refuse" and changed:
-        reason = f"{case.shown(case.request.origin)} was paid before, but never to {offer.payee}; setting policy.payee_change"
-        return Refusal("payee_change", reason, latch=_latch(view, case.request, days))
-    facilitators = list(known["facilitators"])
-    if offer.facilitator is not None:
-        objection = _facilitator(policy, offer, facilitators)
-        if objection is not None:
-            listed = policy.facilitators is not None
-            return objection if listed else replace(objection, latch=_latch(view, case.request, days))
-        if offer.facilitator not in facilitators and policy.facilitators is None:
-            facilitators.append(offer.facilitator)
+    offer, days, request = case.offer, policy.latch_days, case.request
+    known = _known(view, request, days)
+    objection = (
+        _downgrade(view, policy, case)
+        or _look_alike(view, policy, case)
+        or _no_meter(view, policy, offer)
+        or _payee_change(view, policy, case, known)
+        or _facilitator(view, policy, case, known)
+    )
+    if objection is not None:
+        return objection
+    if offer.facilitator is not None and not _takes_any_facilitator(policy, request):
+        facilitators = list(dict.fromkeys([*known["facilitators"], offer.facilitator]))
+        if policy.facilitators is None and facilitators != known["facilitators"]:
+            _note(view, request, {**known, "facilitators": facilitators})
     if offer.version == 2:
-        _note(view, case.request, {**known, "v2": True, "facilitators": facilitators})
+        note_version(view, policy, request)
     return None
+
+
+def _downgrade(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
+    request, days = case.request, policy.latch_days
+    if case.offer.version != 1 or not has_used_v2(view, policy, request):
+        return None
+    if not request.by_offer and any(1 in (each.versions or ()) for each in sellers_at(policy.sellers, request.host)):
+        return None
+    where = f"{case.shown(request.origin)} has used x402 v2 for this route before and now offers v1"
+    key = next(key for key in version_marks(request) if seen(view, key, days) is not None)
+    latch = aging(key, view.mark(key) or {}, days)
+    return Refusal("version_downgrade", f"{where}: its v2 header may have been removed", latch=latch)
+
+
+def has_used_v2(view: LedgerView, policy: Policy, request: RequestFacts) -> bool:
+    """True if a route has used v2, as far as that still counts."""
+    found = (seen(view, key, policy.latch_days) for key in version_marks(request))
+    return any(row is not None and row["v2"] for row in found)
+
+
+def _payee_change(view: LedgerView, policy: Policy, case: Case, known: Mapping[str, Any]) -> Refusal | None:
+    request, payee = case.request, case.offer.payee
+    if policy.payee_change != "refuse" or not known.get("paid") or not known.get("one_payee", True):
+        return None
+    if not _is_new(view, request, payee) or (not request.by_offer and takes_any_payee(policy.sellers, request.host)):
+        return None
+    reason = f"{case.shown(request.origin)} was paid before, but never to {payee}; setting policy.payee_change"
+    return Refusal("payee_change", reason, latch=_latch(view, request, policy.latch_days))
+
+
+def _takes_any_facilitator(policy: Policy, request: RequestFacts) -> bool:
+    if request.by_offer:
+        return False
+    return any(each.facilitators == "any" for each in sellers_at(policy.sellers, request.host))
 
 
 def _note(view: LedgerView, request: RequestFacts, known: Mapping[str, Any]) -> None:
@@ -158,8 +194,13 @@ def _no_meter(view: LedgerView, policy: Policy, offer: Offer) -> Refusal | None:
 
 def note_payee(view: LedgerView, policy: Policy, case: Case) -> None:
     """Record the payee of an origin: one mark each, so that the cost of a decision does not grow with their number."""
-    _note(view, case.request, {**_known(view, case.request, policy.latch_days), "paid": True})
-    view.put_mark(payee_marks(case.request, case.offer.payee)[-1], {"known": True})
+    request = case.request
+    known = _known(view, request, policy.latch_days)
+    if request.by_offer or not takes_any_payee(policy.sellers, request.host):  # else a mark for each sale
+        another = bool(known.get("paid")) and _is_new(view, request, case.offer.payee)
+        known = {**known, "one_payee": known.get("one_payee", True) and not another}
+        view.put_mark(payee_marks(request, case.offer.payee)[-1], {"known": True})
+    _note(view, request, {**known, "paid": True})
     host, shape = host_name(case.request.host), shape_mark(case.request.host)
     shaped = seen(view, shape, policy.latch_days)
     if not case.request.by_offer and (shaped is None or shaped["host"] in ("", host)):
@@ -173,20 +214,36 @@ def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
+def note_resource(view: LedgerView, hold: Hold, case: Case) -> None:
+    """Record an event if an offer names another host than the one that was asked."""
+    named = resource_host(case)
+    if named is not None:
+        facts = {"name": "resource_mismatch", "offered_for": named[:200], "asked": case.request.host}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+
+
 def note_version(view: LedgerView, policy: Policy, request: RequestFacts) -> None:
-    """Record that an origin has used v2, also if its offer was refused, which makes nothing else of it known anew."""
-    known = _known(view, request, policy.latch_days)
-    view.put_mark(origin_marks(request)[-1], {"at_ms": view.now_ms, **known, "v2": True})
+    """Record that a route has used v2, also if its offer was refused."""
+    key = version_marks(request)[-1]
+    known = seen(view, key, policy.latch_days)
+    view.put_mark(key, {"v2": True, "at_ms": seen_at(view, known)})
 
 
-def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Refusal | None:
+def _facilitator(view: LedgerView, policy: Policy, case: Case, known: Mapping[str, Any]) -> Refusal | None:
+    facilitator, seen_before = case.offer.facilitator, known["facilitators"]
+    if facilitator is None:
+        return None
     if policy.facilitators is not None:
-        if offer.facilitator in policy.facilitators:
+        if facilitator in policy.facilitators:
             return None
-        return Refusal("facilitators", f"facilitator {offer.facilitator} is not in policy.facilitators")
-    if offer.facilitator in seen or len(seen) < FACILITATORS_PER_ORIGIN:
+        return Refusal("facilitators", f"facilitator {facilitator} is not in policy.facilitators")
+    if facilitator in seen_before or len(seen_before) < FACILITATORS_PER_ORIGIN:
+        return None
+    if _takes_any_facilitator(policy, case.request):
         return None
     return Refusal(
         "facilitators",
-        f"facilitator {offer.facilitator} is the fourth of this origin; list those you trust in policy.facilitators",
+        f"facilitator {facilitator} is the fourth of this origin; list those you trust in policy.facilitators, or say "
+        "that it has a pool: policy.sellers",
+        latch=_latch(view, case.request, policy.latch_days),
     )

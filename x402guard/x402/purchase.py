@@ -43,23 +43,29 @@ from x402guard.policy.approvals import (
 )
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, spent_so_far, verdict_facts
+from x402guard.policy.prices import PRICE_RATIO, asked_of
 from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import LOCAL, Said, Step, read_body, request_key, run_of, step_of
-from x402guard.policy.verdicts import NEEDS_REVIEW
-from x402guard.x402.delivery import bought_mark, doubted_mark
+from x402guard.policy.verdicts import NEEDS_REVIEW, Verdict, strictest
+from x402guard.x402.delivery import MIN_REMAINING_S, bought_mark, doubted_mark, has_time
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
-from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_marks, payee_marks, shape_mark
+from x402guard.x402.offer_rules import Case, lifetime_s
+from x402guard.x402.origins import (
+    judge_live,
+    note_payee,
+    note_resource,
+    note_secret,
+    origin_marks,
+    payee_marks,
+    shape_mark,
+    version_marks,
+)
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
-
-MIN_REMAINING_S: Final = 10
-"""A payment in doubt is presented again only while it is valid for more than this many seconds."""
-
 
 _PAUSE_S: Final = 5
 """From a failure to the next presentation past a breaker's rest; and the room that a caller has who waits for that."""
@@ -130,6 +136,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         is_local=split_path(request.url).scheme == LOCAL,
         begun=request.begun,
         fingerprint=_fingerprint(request, said),
+        asks=asked_of(said, request.url, len(request.body or b""), request.price_class),
     )
 
 
@@ -137,7 +144,8 @@ def purchase_scope(
     context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step, purchase: str
 ) -> Scope:
     """Return the scope of ``authorize_purchase``."""
-    marks = [*origin_marks(request), shape_mark(request.host), doubted_mark(context, step.name)]
+    marks = [*origin_marks(request), *version_marks(request)]
+    marks += [shape_mark(request.host), doubted_mark(context, step.name)]
     payees: list[str] = []
     for case in cases:
         payee = case.offer.payee
@@ -173,8 +181,8 @@ def step_of_payment(context: Context, request: RequestFacts) -> Flow[Step]:
 
 def is_out(context: Context, request: RequestFacts) -> Flow[bool]:
     """True if a payment for this request is out and lost: whatever its seller says by now, that one is presented."""
-    if not request.is_http or request.pay_again:
-        return False
+    if request.polls or request.pay_again or not request.is_http:
+        return request.polls
     step = yield from step_of_payment(context, request)
     scope = Scope(purchase=purchase_key(context, request, step), named=request.purchase is not None)
     return bool(context.cut_off) or (yield Transact(scope, lambda view: bool(_lost_in(view, context))))
@@ -203,8 +211,8 @@ def authorize_purchase(
     unfinished = _unfinished(view, context, request, cases, step)
     if unfinished is not None:
         return unfinished
-    if otherwise is not None:
-        return otherwise
+    if otherwise is not None or request.polls:
+        return otherwise or _NOTHING_TO_POLL
     guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
@@ -243,7 +251,8 @@ def _unfinished(
         return None
     bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
     if bought is not None:
-        return Bought(bought)
+        again = request.polls and has_time(view, bought)
+        return _present_again(view, context, bought, step) if again else Bought(bought)
     lost = _lost_in(view, context)
     late = enforced(view, context.policy.timeouts.judge(view, step)) if lost else None
     if late is not None:
@@ -296,6 +305,13 @@ def _repeated(view: LedgerView, context: Context, request: RequestFacts, step: S
     )
 
 
+_NOTHING_TO_POLL: Final = Refusal(
+    "nothing_to_poll",
+    "no payment of that name can be shown to this origin (any more), and a poll pays nothing",
+    advice="Send the request that begins the job, with the same purchase name.",
+)
+
+
 def _in_flight(view: LedgerView, hold: Hold, flight_ms: int) -> Refusal:
     wait_ms = hold.flying_since_ms + flight_ms - view.now_ms
     return Refusal(
@@ -339,8 +355,10 @@ def _buy(
         return objection
     priced = step.at(Nanos(offer.amount_nanos), offer.payee)
     excess = judge_step(view, context.policy, priced)
-    if excess is not None:
+    if excess is not None and not (excess.rule == PRICE_RATIO and context.asks):
         return excess
+    if excess is not None:
+        case = replace(case, verdict=strictest(case.verdict, Verdict("ask", PRICE_RATIO, excess.reason)))
     run_id, approvals = run_of(context.node_id), context.policy.approvals
     judged = judge_unapproved(view, approvals, subject, run_id, case.verdict)
     verdict = effective_verdict(view, judged, subject)
@@ -373,7 +391,7 @@ def _buy(
     note_secret(view, decided, case)
     note_payee(view, context.policy, case)
     note_unapproved(view, approvals, subject, run_id, approved=verdict.action == "ask")
-    _note_resource(view, decided, case)
+    note_resource(view, decided, case)
     _note_like(view, context, decided, priced)
     return Authorized(decided, represented=False)
 
@@ -412,10 +430,8 @@ def _is_presentable(view: LedgerView, hold: Hold, request: RequestFacts, terms: 
     It goes to the origin that has it, for the request that it was signed for, and costs no more than it does. An offer
     that did not come by HTTP is handed over by the caller's own code, and other terms may be another sale.
     """
-    if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
-        return False
     # Without the facilitator: the signed payment names its own, and official servers offer another one each time.
-    return request.is_http or hold.payment().terms in terms
+    return has_time(view, hold) and (request.is_http or hold.payment().terms in terms)
 
 
 def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: str) -> Hold:
@@ -470,13 +486,6 @@ def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:
         "answer": hold.delivery,
         "deadline": hold.deadline_unix,
     }
-
-
-def _note_resource(view: LedgerView, hold: Hold, case: Case) -> None:
-    named = resource_host(case)
-    if named is not None:
-        facts = {"name": "resource_mismatch", "offered_for": named[:200], "asked": case.request.host}
-        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
 def _note_like(view: LedgerView, context: Context, hold: Hold, step: Step) -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.assets import resolve_network
-from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
+from x402guard.errors import IllegalTransition, PaidNotDelivered, ProtocolError, SettlementUncertain, quoted
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
@@ -49,6 +49,8 @@ SWEEP_PAUSE_MS: Final = 2_000
 
 
 PAYMENT_REQUIRED_STATUS: Final = 402
+ACCEPTED_STATUS: Final = 202
+"""Of a job that has begun. Its seller has not failed."""
 
 _MOST_WORDS: Final = 1024
 
@@ -409,3 +411,33 @@ def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None 
 
 def _transaction_of(hold: Hold) -> str:
     return named_transaction(hold) if hold.proof is None else transaction_of(hold.proof)
+
+
+def resolve_open(context: Context, hold: Hold) -> Flow[None]:
+    """Ask the chain about an open purchase that cannot be presented again; return only if it may be bought again."""
+    asks = hold.chain_evidence and hold.evidence is not Evidence.CHAIN
+    after = (yield from ask_chain(context, hold)) if asks else hold
+    if was_taken(after):
+        raise not_delivered(after)
+    if after.state is HoldState.HELD or after.captured:
+        live = after.state is HoldState.HELD
+        wait = "Wait until the chain is past its deadline, or ask" if live else "No chain can tell how it ended. Ask"
+        uncertain = uncertain_of(
+            SettlementUncertain,
+            after,
+            f"a payment for the same request is in doubt ({after.doubt or 'no answer came'}) and cannot be presented again",
+            advice=f"{wait} with extensions={{'pay_again': True}} to pay a second time.",
+        )
+        uncertain.retry = "later" if live else "no"
+        raise uncertain
+
+
+def not_delivered(hold: Hold) -> PaidNotDelivered:
+    """Return the error about a payment that was taken, and whose answer was not handed over."""
+    shown = "the chain shows" if proven_taken(hold) else "the server's receipt says"
+    return uncertain_of(
+        PaidNotDelivered,
+        hold,
+        f"{shown} that {hold.payment().payee} took ${format_dollars(hold.captured)} for this request (hold {hold.id[:16]}…), "
+        "but its answer was not handed over",
+    )

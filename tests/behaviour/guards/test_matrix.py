@@ -113,7 +113,7 @@ class Buyer:
 
 PAYEES = [f"0x{number:040x}" for number in range(1, 9)]
 WIRE = {
-    "new payees": ("new_payees_per_day", {"new_payees_per_day": 3}, [(n, 1, PAYEES[n]) for n in range(3)], (9, 1, PAYEES[5])),
+    "new sellers": ("new_payees_per_day", {"new_payees_per_day": 3}, [(n, 1, PAYEES[n]) for n in range(3)], (9, 1, PAYEES[5])),
     "new payees of a host": (
         "new_payees_per_day", {"new_payees_per_day": 10}, [(n, 1, PAYEES[n]) for n in range(5)], (9, 1, PAYEES[5]),
     ),
@@ -128,11 +128,13 @@ def test_velocity_over_payees_and_prices(tmp_path, name, restarts):
     rule, limits, passes, refuses = WIRE[name]
     clock, url = Clock(), f"sqlite:///{tmp_path / 'l.db'}"
     buyer = Buyer(url, pays_per(**limits), clock)
+    buyer.agent.is_apart = name == "new sellers"
     for number, cents, payee in passes:
         assert buyer.pays(number, cents, payee) is None
     if restarts:
         buyer.close()
         buyer = Buyer(url, pays_per(**limits), clock)
+        buyer.agent.is_apart = name == "new sellers"
     before = len(buyer.agent.shop.payments)
     assert buyer.pays(*refuses) == rule
     assert len(buyer.agent.shop.payments) == before

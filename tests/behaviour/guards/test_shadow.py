@@ -58,6 +58,13 @@ def pays_another(session):
         pay(session, shop, number)
 
 
+def pays_elsewhere(session):
+    payees = iter([accept(), accept(payTo=OTHER_PAYEE)])
+    shop = Shop(lambda request: required(next(payees), url=str(request.url)))
+    for number in range(2):
+        pay(session, shop, host=f"shop-{number}.example")
+
+
 def pays_look_alike(session):
     shop = Shop(lambda request: required(url=str(request.url)))
     pay(session, shop, host="weather.example")
@@ -130,7 +137,7 @@ ROWS = [
     ("loop_detected", Policy(loop=Loop(calls=2), breaker=None), charges(3, q="same"), {}),
     ("loop_detected", Policy(loop=Loop(calls=2), breaker=None), reports_states, {}),
     ("spend_spike", Policy(spike=Spike(action="trip", window=2, min_step="$0.01"), **CALM), spikes, {}),
-    ("new_payees_per_day", Policy(velocity=Velocity(new_payees_per_day=1), **CALM), pays_another, {}),
+    ("new_payees_per_day", Policy(velocity=Velocity(new_payees_per_day=1), **CALM), pays_elsewhere, {}),
     ("needs_review", Policy(min_confidence=0.5, **CALM), finishes, {}),
 ]
 

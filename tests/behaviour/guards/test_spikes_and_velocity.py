@@ -111,12 +111,13 @@ def test_new_payees_are_counted_over_a_run_and_a_refusal_names_the_rule(ledger_u
     ):
         for number, payee in enumerate(payees[:4]):
             with run.child(f"s{number}", budget="$1.00") as session:
-                http = client(session, Shop(required(accept(payTo=payee), url=URL)))
+                url = f"https://seller-{number}.example/a"
+                http = client(session, Shop(required(accept(payTo=payee), url=url)))
                 if number < 3:
-                    http.get(URL)
+                    http.get(url)
                 else:
-                    with pytest.raises(VelocityExceeded, match="this run has paid 3 new payees within a day"):
-                        http.get(URL)
+                    with pytest.raises(VelocityExceeded, match="this run has paid 3 new sellers within a day"):
+                        http.get(url)
                     assert [row["rule"] for row in session.report().to_dict()["refusals"]] == ["new_payees_per_day"]
 
 
@@ -146,12 +147,13 @@ def test_of_two_offers_the_one_whose_payee_may_be_paid_is_taken(ledger_url):
     with make_guard(ledger_url, policy=Policy(velocity=Velocity(new_payees_per_day=1))) as guard:
         with guard.session("s", budget="$5.00") as session:
             client(session, Shop()).get(URL)
+            other = "https://other.example/opinion"
             cheap, known = accept(amount=5_000, payTo="0x" + "7" * 40), accept(amount=9_000)
-            shop = Shop(required(cheap, known, url=f"{URL}/2"))
-            client(session, shop).get(f"{URL}/2")
+            shop = Shop(required(cheap, known, url=other))
+            client(session, shop).get(other)
             assert [payee for _, _, payee in shop.payments] == [PAYEE]
             with pytest.raises((VelocityExceeded, NoAcceptableOffer)):
-                client(session, Shop(required(cheap, url=f"{URL}/3"))).get(f"{URL}/3")
+                client(session, Shop(required(cheap, url=other))).get(other)
 
 
 def test_a_ramp_of_five_percent_over_the_wire_stops_at_the_nineteenth_call(ledger_url):

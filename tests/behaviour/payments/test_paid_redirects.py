@@ -27,8 +27,8 @@ class Place:
         self.shop = Shop(self._terms, paid=self._paid)
         self.seen = []
 
-    def _paid(self, _request, _shop):
-        return self._led(1, PAID)
+    def _paid(self, request, _shop):
+        return self._terms(request) if request.url.path.startswith("/after") else self._led(1, PAID)
 
     def _led(self, to, headers=()):
         content = {"stream": Chunks(b"see", b"other")} if self.body == "streamed" else {"content": b"see other"}

@@ -6,11 +6,11 @@ import time
 import pytest
 
 from tests.support.ledger import Books, usd
-from x402guard import ConfigError, Policy, Spike, Velocity, VelocityExceeded
+from x402guard import ConfigError, Policy, Seller, Spike, Velocity, VelocityExceeded
 from x402guard.kernel.rows import HoldKind
 from x402guard.policy.guards import give_step_back, guard_marks, judge_step, note_taken
-from x402guard.policy.steps import Step
-from x402guard.policy.velocity import price_route
+from x402guard.policy.prices import PRICES, price_route
+from x402guard.policy.steps import NOT_ASKED, Asked, Step
 
 A, B = "0xA", "0xB"
 
@@ -24,9 +24,9 @@ class Run:
             Books(session="$10.00"),
         )
 
-    def step(self, amount, *, payee="", name="GET shop/docs/1", kind=HoldKind.PAYMENT, after_s=0):
+    def step(self, amount, *, payee="", name="GET shop/docs/1", kind=HoldKind.PAYMENT, after_s=0, asks=NOT_ASKED):
         self.books.clock.tick(after_s)
-        step = Step(kind, name, "", "s").at(usd(amount), payee)
+        step = Step(kind, name, "", "s", asks=asks, routes=(name,)).at(usd(amount), payee)
         payees = (payee,) if payee else ()
 
         def change(view):
@@ -38,9 +38,9 @@ class Run:
         self.refusal = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
         return None if self.refusal is None else self.refusal.rule
 
-    def give_back(self, amount, *, payee):
+    def give_back(self, amount, *, payee, name="GET shop/docs/1"):
         """Give back a step that was taken just now."""
-        step, at_ms = Step(HoldKind.PAYMENT, "GET shop/docs/1", "", "s").at(usd(amount), payee), self.books.clock()
+        step, at_ms = Step(HoldKind.PAYMENT, name, "", "s", routes=(name,)).at(usd(amount), payee), self.books.clock()
         marks = guard_marks(self.policy, step, (payee,))
         self.books.change(lambda view: give_step_back(view, self.policy, step, at_ms), nodes=("s",), marks=marks)
 
@@ -131,7 +131,7 @@ def test_a_ring_has_no_more_buckets_than_its_window():
 
 def test_ten_new_payees_a_day_in_one_run():
     run = Run(velocity=Velocity())
-    found = [run.step("$0.01", payee=f"0x{n}", name=f"GET shop-{n % 4}/x") for n in range(11)]
+    found = [run.step("$0.01", payee=f"0x{n}", name=f"GET shop-{n}/x") for n in range(11)]
     assert found == [None] * 10 + ["new_payees_per_day"]
     assert run.step("$0.01", payee="0x3") is None  # known by now
     assert run.step("$0.01", payee="0xnew", after_s=90_000) is None
@@ -148,11 +148,13 @@ def test_what_is_above_the_limit_by_itself_is_never_said_to_pass_later(window, i
     assert "above the limit by itself" in error.advice
 
 
-@pytest.mark.parametrize(("a_day", "of_one_host"), [(2, 2), (10, 5), (30, 15), (31, 16), (1_000, 500)])
-def test_one_host_names_half_of_the_new_payees_or_five(a_day, of_one_host):
+@pytest.mark.parametrize("a_day", [1, 10, 1_000])
+def test_one_host_counts_once_and_names_five_payees(a_day):
     run = Run(velocity=Velocity(new_payees_per_day=a_day))
-    found = [run.step("$0.001", payee=f"0x{n}") for n in range(of_one_host + 1)]
-    assert found == [None] * of_one_host + ["new_payees_per_day"]
+    found = [run.step("$0.001", payee=f"0x{n}", name=f"GET shop:{8000 + n}/x") for n in range(6)]
+    assert found == [None] * 5 + ["new_payees_per_day"]
+    found = [run.step("$0.001", payee=f"0xa{n}", name=f"GET shop-{n}/x") for n in range(min(a_day, 12))]
+    assert found.count(None) == min(a_day - 1, 12)
 
 
 @pytest.mark.parametrize(
@@ -169,25 +171,40 @@ def test_one_host_names_half_of_the_new_payees_or_five(a_day, of_one_host):
 def test_a_refusal_says_after_how_many_seconds_it_passes(velocity, least_s, begun_s):
     run = Run(velocity=velocity)
     run.books.clock.tick(begun_s)
-    assert [run.step("$0.01", payee=f"0x{n}", after_s=1) for n in range(2)] == [None, None]
-    assert run.step("$0.01", payee="0x3", after_s=2) is not None
+    steps = [{"payee": f"0x{n}", "name": f"GET shop-{n}/x"} for n in range(3)]
+    assert [run.step("$0.01", **step, after_s=1) for step in steps[:2]] == [None, None]
+    assert run.step("$0.01", **steps[2], after_s=2) is not None
     wait_s = run.refusal.retry_after_s
     assert least_s <= wait_s <= 90_000
-    assert run.step("$0.01", payee="0x3", after_s=wait_s - 1) is not None
-    assert run.step("$0.01", payee="0x3", after_s=1) is None
+    assert run.step("$0.01", **steps[2], after_s=wait_s - 1) is not None
+    assert run.step("$0.01", **steps[2], after_s=1) is None
 
 
 def test_a_new_payee_that_was_never_paid_is_given_back():
     run = Run(velocity=Velocity(new_payees_per_day=2))
-    for _ in range(5):
-        assert run.step("$0.01", payee="0x1") is None
-        run.give_back("$0.01", payee="0x1")
-    assert run.step("$0.01", payee="0x2") is None
-    assert run.step("$0.01", payee="0x3", after_s=1) is None
-    assert run.step("$0.01", payee="0x1", after_s=1) == "new_payees_per_day"
-    assert run.step("$0.01", payee="0x2", after_s=1) is None
-    run.give_back("$0.01", payee="0x2")  # another step than the one that made it known
-    assert run.step("$0.01", payee="0x2", after_s=1) is None
+    one, two, three = ({"payee": f"0x{n}", "name": f"GET shop-{n}/x"} for n in (1, 2, 3))
+    for _ in range(7):
+        assert run.step("$0.01", **one) is None
+        run.give_back("$0.01", **one)
+    assert run.step("$0.01", **two) is None
+    assert run.step("$0.01", **three, after_s=1) is None
+    assert run.step("$0.01", **one, after_s=1) == "new_payees_per_day"
+    assert run.step("$0.01", **two, after_s=1) is None
+    run.give_back("$0.01", **two)  # another step than the one that made it known
+    assert run.step("$0.01", **two, after_s=1) is None
+
+
+def test_what_one_seller_may_cost_a_day_is_given_back_and_frees_with_the_day():
+    run = Run(sellers={"shop": Seller(payees="any", daily="$0.02")})
+    for number in range(4):
+        assert run.step("$0.02", payee=f"0x{number}") is None
+        assert run.step("$0.01", payee=f"0xa{number}") == "seller_daily"
+        assert 82_000 < run.refusal.retry_after_s <= 90_000
+        run.give_back("$0.02", payee=f"0x{number}")
+    assert run.step("$0.02", payee="0x7") is None
+    assert run.step("$0.03", payee="0x8") == "seller_daily"
+    assert run.refusal.retry_after_s is None  # above the limit by itself
+    assert run.step("$0.02", payee="0x9", after_s=90_000) is None
 
 
 def test_thirty_new_hosts_in_a_minute_end_at_the_tenth():
@@ -209,8 +226,10 @@ def test_a_price_of_nearly_nothing_poisons_no_route_and_no_other_seller():
         run.step("$0.000001", payee=A)
     assert run.step("$0.0099", payee=A) is None
     assert run.step("$0.01", payee=A) == "price_ratio"
-    assert run.step("$0.01", payee=B) is None
-    assert run.step("$0.01", payee=A, after_s=90_000) is None  # what was usual yesterday is not for ever
+    assert run.step("$0.01", payee=B) == "price_ratio"  # a seller is its host
+    assert run.step("$0.01", payee=A, name="GET other/opinion") is None
+    assert run.step("$0.01", payee=A, after_s=90_000) == "price_ratio"  # a quiet day forgets nothing
+    assert run.step("$0.01", payee=A, after_s=30 * 86_400) is None  # and nothing counts for ever
 
 
 def test_a_long_path_is_a_route_at_once():
@@ -248,6 +267,21 @@ def test_a_price_above_twice_the_median_of_its_route():
     assert run.step("$0.21", payee=A, name="GET shop/docs/7") == "price_ratio"
     assert run.step("$0.21", payee=A, name="GET shop/films/7") is None  # another route
     assert run.step("$0.10", payee=A, name="GET shop/docs/8") is None
+
+
+def test_nine_times_the_price_after_a_quiet_day_is_not_bought_unasked():
+    run = Run(velocity=Velocity())
+    assert [run.step("$0.10", payee=A, after_s=3_600) for _ in range(24)] == [None] * 24
+    assert run.step("$0.90", payee=A, after_s=2 * 86_400) == "price_ratio"
+
+
+def test_only_the_last_prices_of_few_classes_are_kept():
+    run = Run(velocity=Velocity())
+    for number in range(60):
+        run.step("$0.10", payee=A, asks=Asked(100, 0, f"model-{number % 12}", ""))
+    [row] = run.books.store.marks(PRICES, "").values()
+    assert (len(row["prices"]), len(row["classes"])) == (20, 8)
+    assert max(map(len, row["classes"].values())) <= 10
 
 
 def test_a_ramp_of_five_percent_stops_at_the_computed_call():
