@@ -38,7 +38,7 @@ V1_NAMES: Final = tuple(_V1_CHAIN_IDS)
 
 TEST_NETWORKS: Final = frozenset(
     f"eip155:{chain}"
-    for chain in (51, 1328, 2201, 10143, 11124, 31611, 43113, 72344, 80002, 84532, 181228, 421614, 5042002, 11142220,
+    for chain in (51, 1328, 2201, 4801, 10143, 11124, 31611, 43113, 72344, 80002, 84532, 181228, 421614, 5042002, 11142220,
                   11155111, 11155420, 1444673419)
 )  # fmt: skip
 """Networks whose tokens have no value. A policy without ``networks`` allows only these."""
@@ -188,6 +188,44 @@ def built_in() -> tuple[Asset, ...]:
     )
 
 
+@cache
+def published() -> tuple[Asset, ...]:
+    """Return dollar tokens of networks that hosted facilitators serve, with the figures that their issuers publish.
+
+    Their contracts are asked whether they say the same, as those of added tokens. Sources: Circle's list of USDC contracts
+    (10, 130, 196, 480, 4801), SKALE's documentation of its network on Base (1187947933).
+    """
+    return (
+        _usdc(10, "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85", "USD Coin"),
+        _usdc(130, "0x078D782b760474a361dDA0AF3839290b0EF57AD6"),
+        _usdc(196, "0x74b7F16337b8972027F6196A17a631aC6dE26d22", "USD Coin"),
+        _usdc(480, "0x79A02482A880bCE3F13e09Da970dC34db4CD24d1"),
+        _usdc(4801, "0x66145f38cBAC35Ca6F1Dfb4914dF98F1614aeA88"),
+        _usdc(1187947933, "0x85889c8c714505E0c94b30fcfcF64fE3Ac8FCb20", "Bridged USDC (SKALE Bridge)", "USDC.e"),
+    )
+
+
+_EURC: Final = MappingProxyType(
+    {
+        "0x1aBaEA1f7C830bD89Acc67eC4af516284b1bC33c": ("eip155:1", "Euro Coin"),
+        "0x60a3E35Cc302bFA44Cb288Bc5a4F316Fdb1adb42": ("eip155:8453", "EURC"),
+        "0xC891EB4cbdEFf6e073e859e987815Ed1505c2ACD": ("eip155:43114", "Euro Coin"),
+        "0x1C60ba0A0eD1019e8Eb035E6daF4155A5cE2380B": ("eip155:480", "EURC"),
+        "0x808456652fdb597867f38412077A9182bf77359F": ("eip155:84532", "EURC"),
+    }
+)
+"""EURC, by Circle's list of its contracts: address → network, EIP-712 name. A euro has no fixed value in dollars."""
+
+
+def unpriced(network: str, contract: str) -> str:
+    """Return what an owner writes to pay with a known token that has no price here; "" for an unknown token."""
+    known = {address.lower(): (address, *rest) for address, rest in _EURC.items()}.get(contract.lower())
+    if known is None or known[1] != network:
+        return ""
+    address, _, name = known
+    return f'Asset("{network}", "{address}", "EURC", 6, "{name}", "2", usd="…")'
+
+
 def _figures(asset: Asset) -> Mapping[str, object]:
     """Return what decides how much of a token is signed, and what it counts."""
     usd = format_dollars(dollars_to_nanos(asset.usd))
@@ -217,27 +255,29 @@ class AssetRegistry:
     """
 
     def __init__(self, added: Iterable[Asset] = ()) -> None:
-        self._by_contract = {(asset.network, asset.contract): asset for asset in built_in()}
-        self._built_in, seen = dict(self._by_contract), set[tuple[str, Address]]()
+        self._built_in = {(asset.network, asset.contract): asset for asset in built_in()}
+        self._by_contract = {(asset.network, asset.contract): asset for asset in published()} | self._built_in
+        self._added = set[tuple[str, Address]]()
         for asset in added:
             key = asset.network, asset.contract
-            if key in self._by_contract and (key in seen or not asset.unsafe_replace_builtin):
-                _refuse_unless_same(asset, self._by_contract[key], is_built_in=key not in seen)
+            if key in self._added or (key in self._built_in and not asset.unsafe_replace_builtin):
+                _refuse_unless_same(asset, self._by_contract[key], is_built_in=key not in self._added)
             self._by_contract[key] = asset
-            seen.add(key)
+            self._added.add(key)
 
     def find(self, network: str, contract: Address) -> Asset | None:
         """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""
         return self._by_contract.get((network, contract))
 
     def is_added(self, asset: Asset) -> bool:
-        """True for a token whose figures are its owner's, and not those of a built-in one."""
+        """True for a token whose figures are its owner's or its issuer's, and not those of a built-in one."""
         own = self._built_in.get((asset.network, asset.contract))
         return own is None or (own is not asset and _figures(own) != _figures(asset))
 
     def added(self) -> tuple[Asset, ...]:
-        """Return the tokens that ``is_added`` is true for."""
-        return tuple(filter(self.is_added, self._by_contract.values()))
+        """Return the tokens that the owner has added, but for those that are built in."""
+        own = (asset for key, asset in self._by_contract.items() if key in self._added)
+        return tuple(filter(self.is_added, own))
 
     def all(self) -> tuple[Asset, ...]:
         """Return every asset."""

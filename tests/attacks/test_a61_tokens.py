@@ -7,7 +7,8 @@ from tests.support.chain import MockChain
 from tests.support.command_line import typed
 from tests.support.merchant import NETWORK, USDC, Shop, accept, make_guard, offer_response, required
 from tests.support.merchant import client as over
-from x402guard import Asset, ConfigError, GuardedTransport, LocalSigner, PolicyDenied
+from x402guard import Asset, ConfigError, GuardedTransport, LocalSigner, Policy, PolicyDenied
+from x402guard.assets import AssetRegistry, published
 from x402guard.flow.ports import TokenSays
 from x402guard.kernel.typed_data import token_separator
 from x402guard.testing import Testnet
@@ -166,3 +167,46 @@ def test_a61_on_a_real_chain_five_dollars_are_not_half_a_cent(tmp_path):
                 assert bool(done.returncode) == bool(code), text
                 assert ("has 6 decimals, as its contract says" in text) == bool(code)
                 assert ("counts $1.00 a token, by the settings" in text) == (not code or words == ("doctor",))
+
+
+@pytest.mark.parametrize("token", published(), ids=lambda token: token.network)
+def test_a61_a_published_token_is_asked_as_an_added_one_is(token):
+    """Its figures are its issuer's word on a page: nothing is signed before the contract has said the same."""
+    offer = accept(network=token.network, asset=token.address, extra={"name": token.name, "version": token.version})
+    shop = Shop(required(offer))
+    policy = Policy(networks={token.network})
+    right = TokenSays(6, token_separator(token.chain_id, token.contract, token.name, token.version))
+    for says, paid in ((right, 1), (TokenSays(6, b"\1" * 32), 0), (TokenSays(18, right.separator), 0)):
+        chain = Asked(says)
+        chain.networks = frozenset({token.network})
+        with make_guard(chains=chain, policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+            with over(session, lambda r: httpx.Response(200) if "payment-signature" in r.headers else shop(r)) as http:
+                try:
+                    http.get("https://shop.example/1")
+                    assert paid
+                except PolicyDenied as refused:
+                    assert (refused.rule, paid) == ("asset_unproven", 0)
+
+
+def test_a61_an_owner_corrects_a_published_figure():
+    wrong = published()[-1]
+    own = Asset(wrong.network, wrong.address, "USDC.e", 6, wrong.name, "1")
+    assert AssetRegistry([own]).find(own.network, own.contract) is own
+    assert AssetRegistry([own]).added() == (own,)
+    assert AssetRegistry().added() == ()
+
+
+def test_a61_eurc_is_refused_until_its_owner_says_what_it_is_worth():
+    offer = accept(asset="0x808456652fdb597867f38412077A9182bf77359F", extra={"name": "EURC", "version": "2"})
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(
+            PolicyDenied, match=r'is EURC.*Asset\("eip155:84532", "0x8084.*", "EURC", 6, "EURC", "2", usd="…"\)'
+        ):
+            with over(session, Shop(required(offer))) as http:
+                http.get("https://shop.example/1")
+    own = Asset("eip155:84532", "0x808456652fdb597867f38412077A9182bf77359F", "EURC", 6, "EURC", "2", usd="1.20")
+    with make_guard(assets=[own], unsafe_no_chain=True) as guard, guard.session("s", budget="$1.00") as session:
+        sold = lambda r: httpx.Response(200) if "payment-signature" in r.headers else Shop(required(offer))(r)
+        with over(session, sold) as http:
+            assert http.get("https://shop.example/1").status_code == 200
+        assert str(session.held) == "0.012"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from x402guard.chain.logs import TRANSFER, Block, head_of, padded
-from x402guard.chain.rpc import JsonRpc, NodeRefuses
+from x402guard.chain.rpc import JsonRpc, NodeRefuses, selector
 from x402guard.chain.settings import Finality
 from x402guard.kernel.typed_data import PERMIT2
 
-_NO_CALL: Final = {"to": PERMIT2, "data": "0x"}
+_NONCES: Final = {"to": PERMIT2, "data": f"0x{selector('nonceBitmap', ['address', 'uint256']).hex()}{'00' * 64}"}
+"""A call that any chain answers, with Permit2 or without it."""
 
 FINAL_BLOCK: Final = "the final block"
 STATE_BY_HASH: Final = "state at a block's hash (EIP-1898)"
@@ -32,9 +33,9 @@ def missing(rpc: JsonRpc, finality: Finality) -> Iterator[str]:
     final = _asked(lambda: _final(rpc, finality))
     if final is None:
         yield FINAL_BLOCK
-    if _asked(lambda: rpc.call("eth_call", _NO_CALL, _at(head))) is None:
+    if _asked(lambda: rpc.call("eth_call", _NONCES, _at(head))) is None:
         yield STATE_BY_HASH
-    elif final is not None and _asked(lambda: rpc.call("eth_call", _NO_CALL, _at(final))) is None:
+    elif final is not None and _asked(lambda: rpc.call("eth_call", _NONCES, _at(final))) is None:
         yield OLD_STATE
     number = hex(head.number)
     query = {"address": PERMIT2, "topics": [TRANSFER, padded(PERMIT2)], "fromBlock": number, "toBlock": number}

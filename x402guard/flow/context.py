@@ -40,6 +40,7 @@ class Context(Struct, frozen=True, eq=False):
         session_id: the session whose report lists a refusal.
         node_id: the budget that pays: the session, or a scope inside it.
         instance: this process instance.
+        machine: where it runs: another container is another machine.
         policy: the owner's rules.
         payer: the signer's account; None without a signer: nothing is signed.
         chains: networks whose chain can be read.
@@ -78,6 +79,7 @@ class Context(Struct, frozen=True, eq=False):
     policy: Policy
     payer: Address | None
     chains: frozenset[str]
+    machine: str = ""
     flight_ms: int = 270_000
     memory_ms: int = 86_400_000
     unsafe_no_chain: bool = False

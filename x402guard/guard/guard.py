@@ -180,9 +180,11 @@ class Guard(BudgetParent):
             self._observer = observed(telemetry)
             self.shell = replace(self.shell, observer=self._observer, late_writes=self._late_writes(shell.store))
             shell.store.open_kernel(kernel_opened(self.context))
-            gone = self._enter_instance(limit)
+            gone, machine = self._enter_instance(limit), here().machine()
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
-            self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
+            self.context = replace(
+                self.context, gone=gone, machine=machine, outstanding=shell.store.outstanding, may_lose_holds=risky
+            )
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.signable)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)

@@ -127,6 +127,12 @@ def is_in_flight_elsewhere(hold: Hold, *, instance: str) -> bool:
     return hold.instance != instance or hold.presented > 0
 
 
+def is_on_another_machine(view: LedgerView, hold: Hold, machine: str) -> bool:
+    """True if a process of another machine, or container, sends the payment: whether that still lives is not known here."""
+    row = view.mark(instance_mark(hold.instance))
+    return row is not None and row.get("host", machine) != machine
+
+
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """Make *instance* responsible for a lost purchase. This is a compare-and-set, because this change locks the row.
 

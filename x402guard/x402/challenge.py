@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from x402guard.x402.wire import (
     MOST_KEPT_CHARS,
     PAYMENT_REQUIRED,
     PaymentRequired,
+    decode_base64_json,
     decode_json,
     decode_payment_required,
     entries_beside,
@@ -48,19 +49,23 @@ SIGN_IN: Final = "sign-in-with-x"
 CONDITION: Final = "required_extension"
 """The rule of a 402 that a payment alone does not meet."""
 
-_MET: Final = frozenset({SIGN_IN, "payment-identifier", "bazaar"})
+_SIGNED: Final = "offer-receipt"
+_MOST_SIGNED: Final = 256
+
+_MET: Final = frozenset({SIGN_IN, "payment-identifier", "bazaar", _SIGNED})
 """Extensions that ask nothing of a payment but what the guard sends."""
 
 
 class Challenge(Struct, frozen=True):
     """The terms of a 402: of its v2 header, else those of its body.
 
-    ``beside``: what the entries in the body of a 402 with that header say. ``header``: that header, if its offers may be
+    ``beside``: what the entries in the body of a 402 with that header say. ``signed``: what its signed offers say. ``header``: that header, if its offers may be
     known.
     """
 
     required: PaymentRequired
     beside: Sequence[Stated] = ()
+    signed: Sequence[Stated] = ()
     header: str | None = None
 
     def offers(self, registry: AssetRegistry) -> Sequence[Offer | Refusal]:
@@ -97,7 +102,7 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     raw = yield from _body(call_s)
     if required is not None:
         known = header if header is not None and len(header) <= MOST_KEPT_CHARS else None
-        return Challenge(required, tuple(map(stated_in, entries_beside(raw))), known)
+        return Challenge(required, tuple(map(stated_in, entries_beside(raw))), _signed_offers(required), known)
     terms = None if raw is None else _body_terms(raw)
     if terms is not None and terms.version == 1:
         return Challenge(terms)  # a header that is empty, or cannot be read, does not hide them
@@ -159,6 +164,29 @@ def _condition_of(required: PaymentRequired) -> Refusal | None:
     return None
 
 
+def _signed_offers(required: PaymentRequired) -> Sequence[Stated]:
+    """Return what the signed offers of the extension ``offer-receipt`` ask for; what cannot be read says nothing.
+
+    Nobody says here whose the signature is: terms that it contradicts are the seller's own word against itself.
+    """
+    extensions = required.extensions if isinstance(required.extensions, Mapping) else {}
+    info = extensions.get(_SIGNED)
+    info = info.get("info") if isinstance(info, Mapping) else None
+    offers = info.get("offers") if isinstance(info, Mapping) else None
+    return [stated_in(_payload(each)) for each in offers[:_MOST_SIGNED]] if isinstance(offers, list | tuple) else ()
+
+
+def _payload(signed: Any) -> Any:
+    """Return what an offer signed by EIP-712, or as a compact JWS (RFC 7515, 7.1), says."""
+    signed = signed if isinstance(signed, Mapping) else {}
+    if "payload" in signed or not isinstance(signed.get("signature"), str):
+        return signed.get("payload")
+    try:
+        return decode_base64_json(signed["signature"].split(".")[1], field=_SIGNED)
+    except (ProtocolError, LookupError):
+        return None
+
+
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
     """Normalise every offer and keep those that the registry, the rules and (if a chain is read) the account allow."""
     condition = _condition_of(challenge.required)
@@ -210,6 +238,10 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
     offer, policy = case.offer, context.policy
     if conflicts_with(offer, challenge.required.accepts, challenge.beside):
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
+    if conflicts_with(offer, challenge.required.accepts, challenge.signed):
+        return Refusal(
+            "signed_offer", "the offer that the seller has signed asks for another payment than its terms do"
+        )
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
     reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee, begun=case.request.begun)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from x402guard.assets import Asset, AssetRegistry, resolve_network
+from x402guard.assets import Asset, AssetRegistry, resolve_network, unpriced
 from x402guard.errors import ProtocolError
 from x402guard.evm import ZERO_ADDRESS, parse_address
 from x402guard.kernel.evm import MAX_UINT256, Address
@@ -133,10 +133,7 @@ def _normalise_one(
     # In any case of its letters: it is compared with the registry, and official pages show one with a wrong checksum.
     asset = registry.find(network, _address(requirement.asset.lower(), f"{field}.asset"))
     if asset is None:
-        return Refusal(
-            "assets",
-            f"token {requirement.asset} on {network} is not in the asset registry; add it with Guard(assets=[Asset(…)])",
-        )
+        return _unknown_token(network, requirement.asset)
     if (mismatch := _domain_mismatch(asset, extra)) is not None:
         return mismatch
     method = _method(scheme, asset, extra)
@@ -258,6 +255,14 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
             return method
     reason = f"the transfer method cannot be used for {asset.symbol} on {asset.network}"
     return Refusal("methods", reason, words=str(asked or wanted))
+
+
+def _unknown_token(network: str, token: str) -> Refusal:
+    line = unpriced(network, token)
+    why = "is not in the asset registry; add it with Guard(assets=[Asset(…)])"
+    if line:
+        why = f"is EURC, whose value in dollars its owner has to say: Guard(assets=[{line}])"
+    return Refusal("assets", f"token {token} on {network} {why}")
 
 
 def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:

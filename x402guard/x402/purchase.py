@@ -27,6 +27,7 @@ from x402guard.ledger.purchases import (
     close_purchase,
     is_in_flight_elsewhere,
     is_lost,
+    is_on_another_machine,
     open_purchases,
     presentation_of,
     take_over,
@@ -266,7 +267,9 @@ def _unfinished(
     for hold in open_purchases(view, memory_ms=context.memory_ms):
         waits = presentation_of(hold) in context.between_hops  # its next hop brings it, or it is lost in a moment
         if waits or request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
-            return Flying(_in_flight(view, hold, context.flight_ms))
+            refusal = _in_flight(view, hold, context.flight_ms)
+            # One who waits for a container that was killed would wait in silence, for minutes.
+            return refusal if is_on_another_machine(view, hold, context.machine) else Flying(refusal)
         if is_in_flight_elsewhere(hold, instance=context.instance):
             return _in_flight(view, hold, context.flight_ms)
     return None

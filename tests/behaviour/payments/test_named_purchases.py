@@ -1,6 +1,7 @@
 """A purchase with a name, by extension or ``Idempotency-Key``: one name, one payment."""
 
 import threading
+import time
 from decimal import Decimal
 
 import anyio
@@ -11,6 +12,7 @@ from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt
 from tests.support.refusals import events, fetch
 from x402guard import AlreadyPaid, PolicyDenied, SettlementUncertain
+from x402guard.flow.surroundings import here
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.settlement import uncertain_of
@@ -226,3 +228,31 @@ def test_a_forgiven_name_is_bought_again(ledger_url):
         shop.paid = None
         assert not fetch("sync", session, shop, extensions={"purchase": "report 7"}).extensions["x402guard"].represented
         assert len(shop.nonces) == 2
+
+
+@WAYS
+def test_a_call_of_another_container_is_refused_at_once_with_the_time_to_wait(named, tmp_path, monkeypatch):
+    """The first container may have been killed: nothing here can tell, so nobody waits for it in silence."""
+    url, out, goes_on = f"sqlite:///{tmp_path / 'spend.db'}", threading.Event(), threading.Event()
+
+    def slow(_request, _shop):
+        out.set()
+        goes_on.wait(30)
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())})
+
+    shop = Shop(paid=slow)
+    with make_guard(url) as first, first.session("s", budget="$1.00", id="run") as session:
+        buying = threading.Thread(target=session.bind(lambda: fetch("sync", session, shop, **named)))
+        buying.start()
+        assert out.wait(30)
+        monkeypatch.setattr(type(here()), "machine", lambda _self: "another/container")
+        with make_guard(url) as second, second.session("s", id="run") as other:
+            began = time.monotonic()
+            with pytest.raises(PolicyDenied, match="in_flight") as caught:
+                fetch("sync", other, shop, **named)
+            assert time.monotonic() - began < 5
+            assert 200 < caught.value.retry_after <= 270
+            assert (caught.value.retry, caught.value.money_may_have_moved) == ("later", True)
+        goes_on.set()
+        buying.join()
+    assert len(shop.nonces) == 1

@@ -116,12 +116,13 @@ def test_an_address_that_such_a_seller_has_named_is_known_to_no_other_one():
 
 def test_an_offer_that_only_names_the_host_is_that_of_any_other_seller():
     """A tool's answer can name any resource: what the owner has said holds for who was asked."""
-    policy = Policy(sellers={HOST: ANY}, velocity=Velocity(new_payees_per_day=10))
+    policy = Policy(sellers={HOST: Seller(payees="any", daily="$0.03")}, velocity=Velocity(new_payees_per_day=10))
     with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
         for number in range(5):
             session.pay(required(accept(payTo=f"0x{number + 1:040x}"), url=f"{PLACE}/{number}"))
         with pytest.raises(VelocityExceeded, match="new_payees_per_day"):
             session.pay(required(accept(payTo="0x" + "9" * 40), url=f"{PLACE}/9"))
+        assert buys(session, Rotating(), [PLACE]) == (1, "")  # and its dollars are not those of that host
 
 
 @pytest.mark.parametrize("policy", POLICIES)
