@@ -20,6 +20,7 @@ from x402.mechanisms.evm import EthAccountSigner
 from x402.mechanisms.evm.exact import register_exact_evm_client
 
 from tests.support.merchant import KEY, TRANSFER, client, make_guard
+from tests.support.proxy import needs_node, node
 from x402guard import Policy, PolicyDenied, ProtocolError, X402GuardError
 
 USDC_BASE = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
@@ -132,6 +133,17 @@ def test_the_official_sdk_pays_what_the_corpus_says(name):
 
     error = anyio.run(go)
     assert any(sent) is case["python"], error
+
+
+@pytest.mark.long
+@needs_node
+def test_the_official_typescript_sdk_pays_what_the_corpus_says():
+    given = [{name: case[name] for name in ("id", "status", "headers", "body")} for case in CASES.values()]
+    [told] = node("honest.mjs", KEY, URL, told=json.dumps(given))
+    # What it signs counts, also where USDC would not take it: it takes the name and version that the seller writes.
+    found = {each["id"]: (bool(each["sent"]), each["error"]) for each in told}
+    other = {name: found[name] for name, case in CASES.items() if found[name][0] is not case["typescript"]}
+    assert other == {}, "a new version of it pays more, or less"
 
 
 def moves_usdc(payment):

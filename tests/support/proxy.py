@@ -119,10 +119,10 @@ def curl(*arguments):
     )
 
 
-def node(script, *arguments, **environment):
-    """Run a script of ``tests/javascript``, and return the values that it prints as lines of JSON."""
+def node(script, *arguments, told="", **environment):
+    """Run a script of ``tests/javascript`` that is *told* something, and return the values that it prints as lines of JSON."""
     done = subprocess.run(
-        ["node", str(JAVASCRIPT / script), *arguments],
+        ["node", str(JAVASCRIPT / script), *arguments], input=told,
         capture_output=True, text=True, check=False, timeout=90, env={"PATH": os.environ["PATH"], **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
