@@ -5,9 +5,11 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -15,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.assets import near_network, resolve_network
+from x402guard.chain.capabilities import COSTS, missing
 from x402guard.chain.logs import (
     Block,
     Log,
@@ -41,6 +44,8 @@ from x402guard.kernel.typed_data import PERMIT2
 from x402guard.ledger.findings import Cancelled, Finding, Settled, Unreadable, Unused, Used
 
 R = TypeVar("R")
+
+_LOG: Final = logging.getLogger("x402guard")
 
 FUNDS_FRESH_S: Final = 5.0
 """How long a cached balance is used, in seconds."""
@@ -78,6 +83,7 @@ class RpcChainReader:
             self._rpcs[network] = JsonRpc(network, chain.urls, timeout_s=chain.timeout_s, pause=pause)
             self._finality[network] = chain.finality
         self._monotonic, self._wall = monotonic_s, wall_s
+        self._told: set[str] = set()
         self._tokens: dict[tuple[str, Address, bool], TokenSays] = {}
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
 
@@ -116,7 +122,19 @@ class RpcChainReader:
         def look(rpc: JsonRpc) -> Finding:
             return _read(rpc, intent, transaction, held_unix, self._finality[intent.network], now_unix=now_unix)
 
-        return self._readable(intent.network, look)
+        found = self._readable(intent.network, look)
+        if not isinstance(found, Unreadable):
+            self._tell_lacks(intent.network)
+        return found
+
+    def _tell_lacks(self, network: str) -> None:
+        """Log, once a payment of a network was read, what its nodes cannot tell and what that costs."""
+        if network in self._told:
+            return
+        self._told.add(network)
+        with suppress(ChainUnreadable, ConfigError, *INVALID):  # it is away by now, and `doctor` asks again
+            for lack in missing(next(self._rpcs[network].each_node()), self._finality[network]):
+                _LOG.warning("chains[%r]: the node has not %s: %s", network, lack, COSTS[lack])
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
         """See ``ChainReader.funds``. Cached for 5 s. Raises ``ConfigError`` if an endpoint serves another chain."""

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.support.chain_node import INTENTS, NOW, TX, Rpc, in_a_block, log
+from tests.unit.chain.test_several_nodes import a_hold_of
 from x402guard.chain.capabilities import FINAL_BLOCK, LOGS, OLD_STATE, STATE_BY_HASH, missing
-from x402guard.chain.reader import _read
+from x402guard.chain.reader import RpcChainReader, _read
 from x402guard.chain.rpc import NodeRefuses, PaymentUnreadable
 from x402guard.ledger.findings import Settled, Unused, Used
 
@@ -169,3 +170,21 @@ def test_what_a_node_lacks_is_named(changes, lacks):
 
 def test_a_number_of_blocks_stands_for_final_ones():
     assert list(missing(Chain(INTENTS["upto"], has_final=False), 10)) == []
+
+
+def test_the_first_look_at_a_payment_logs_what_its_node_lacks_once(caplog):
+    class Reader(RpcChainReader):
+        def rpc_of(self, node):
+            self._rpcs[INTENTS["upto"].network], self._finality[INTENTS["upto"].network] = node, "finalized"
+            return self
+
+    for keeps in (5_000, 32):
+        caplog.clear()
+        reader = Reader({}).rpc_of(Chain(INTENTS["upto"], keeps=keeps, has_logs=keeps > 32))
+        for _ in range(3):
+            assert isinstance(reader.read(a_hold_of(INTENTS["upto"])), Unused)
+        said = [record.getMessage() for record in caplog.records]
+        assert [lack for lack in (OLD_STATE, LOGS) if any(lack in each for each in said)] == (
+            [] if keeps > 32 else [OLD_STATE, LOGS]
+        )
+        assert len(said) == (0 if keeps > 32 else 2)
