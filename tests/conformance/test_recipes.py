@@ -174,7 +174,8 @@ def test_the_loop_of_the_page_polls_a_job_with_one_signature():
         return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, json={"status": "done"})
 
     shop = Shop(lambda r: required(accept(200_000), url=str(r.url)), paid=paid)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = code.replace("import time\n", "")
     with selling(shop) as url, make_guard(policy=Policy()) as guard, guard.session("s", budget="$5.00") as session:
         with httpx.Client(transport=GuardedTransport(session)) as http:
 

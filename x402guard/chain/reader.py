@@ -471,7 +471,7 @@ def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, fin
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
     used = nonce_used_at(rpc, intent, final)
-    if not used and not used_at_head:
+    if used is False and not used_at_head:
         return Unused(final.time)
     named = transaction if is_transaction(transaction) else ""
     too_late = bool(used) and intent.dead_at(final.time)

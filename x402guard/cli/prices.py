@@ -15,7 +15,7 @@ from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
-from x402guard.money import nanos_to_decimal
+from x402guard.money import format_dollars, nanos_to_decimal
 
 prices = typer.Typer(
     no_args_is_help=True,
@@ -77,11 +77,12 @@ def accept(
 
     A cap and a budget still hold. Example: x402guard prices accept 'POST shop.example/v1/chat' 0.25
     """
-    most = nanos_to_decimal(typed_amount(amount))
+    nanos = typed_amount(amount)
     with Owner(ledger) as owner:
-        accepted = owner.accept_price(route, most)
-    said = f"may cost up to ${most}" if most else "is compared with what it has cost"
-    say(f"{accepted} {said}", {"route": accepted, "most": str(most)}, as_json=as_json)
+        accepted = owner.accept_price(route, nanos_to_decimal(nanos))
+    said = f"may cost up to ${format_dollars(nanos)}" if nanos else "is compared with what it has cost"
+    wider = "; * is any segment with a digit" if "*" in accepted else ""
+    say(f"{accepted} {said}{wider}", {"route": accepted, "most": format_dollars(nanos)}, as_json=as_json)
 
 
 @prices.command("update")

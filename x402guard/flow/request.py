@@ -38,6 +38,7 @@ class RequestFacts(Struct, frozen=True):
         pays_itself: the request has a payment already.
         redirected_from: the origin of the first hop, if this hop has another; else None.
         paid_by: the hold that an earlier hop of this request has signed; else None.
+        presented: how often that payment had been presented before, when the earlier hop had it.
         carries: that payment was made at this origin, and goes along if this hop asks for one.
         polls: it asks after a job that was bought as ``purchase``, and signs nothing new.
         paid_until: the deadline of that signature, in unix seconds.
@@ -64,6 +65,7 @@ class RequestFacts(Struct, frozen=True):
     pays_itself: bool = False
     redirected_from: str | None = None
     paid_by: str | None = None
+    presented: int = 0
     carries: bool = False
     polls: bool = False
     paid_until: int = 0

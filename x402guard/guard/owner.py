@@ -219,8 +219,7 @@ class Owner:
 
     def approvals(self) -> list[QuestionRow]:
         """Return the questions of agents that wait for an answer."""
-        now_ms = self._store.now_ms()
-        return [QuestionRow.of(key, row, now_ms) for key, row in self._waiting().items()]
+        return [QuestionRow.of(key, row, self._store.now_ms()) for key, row in self._waiting().items()]
 
     def allow(self, question: str, *, by: str | None = None) -> QuestionRow:
         """Allow one call, once. *question* is its id, or a unique beginning of it. Raises ``ConfigError``."""
@@ -478,6 +477,8 @@ class Owner:
         return self._store.transact(scope, lambda view: change(view, node_id))
 
     def _write(self, key: MarkKey, change: Callable[[LedgerView], None]) -> None:
+        if not self._store.path(WALLET):
+            raise ConfigError(f"ledger: {self.url} has no wallet yet; name the ledger that your agents use")
         self._store.transact(Scope(nodes=(WALLET,), marks=(key,), durable=True), change)
 
     def _waiting(self) -> dict[str, Mapping[str, Any]]:

@@ -293,13 +293,11 @@ def _may_loosen(name: str) -> bool:
     return name in _LOOSENS or "unsafe_" in name or name in _TABLES
 
 
-_LOOSENS: Final = frozenset(
-    {"assets", "mode", "chains", "ledger", "webhook_url", "approver", "purchase_memory_s", "proxy.paths"}
-    | {
-        f"metering.{name}"
-        for name in ("models", "free", "fixed_prices", "allowances", "prices", "endpoints", "aliases")
-    }
-)
+_METERING: Final = frozenset(["models", "free", "fixed_prices", "allowances", "prices", "endpoints", "aliases"])
+_LOOSENS: Final = frozenset(f"metering.{name}" for name in _METERING) | {
+    *("assets", "mode", "chains", "ledger", "webhook_url", "approver", "purchase_memory_s", "proxy.paths"),
+    "policy.sellers",
+}
 
 
 def _sets_policy() -> bool:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from x402guard.errors import ConfigError
-from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
+from x402guard.policy import Bulkhead, Loop, Seller, Timeouts, Velocity
 from x402guard.policy.checks import WITHOUT_SIGN
 
 ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
@@ -131,10 +131,19 @@ def _built(value: Any, *, zero_is_none: bool) -> Any:
     if isinstance(value, list):
         return [_built(each, zero_is_none=False) for each in value]
     if isinstance(value, dict):
-        return {
-            key: None if zero_is_none and each == 0 else _built(each, zero_is_none=False) for key, each in value.items()
-        }
+        return {key: None if zero_is_none and each == 0 else _of_host(key, each) for key, each in value.items()}
     return value
+
+
+def _of_host(key: str, value: Any) -> Any:
+    """Return what one key of a table of tables sets. A seller's own error says whose it is."""
+    try:
+        return _built(value, zero_is_none=False)
+    except ConfigError as error:
+        if not isinstance(value, Table) or _KINDS[type(value)] is not Seller:
+            raise
+        wrong = str(error).removeprefix("policy.sellers.")
+    raise ConfigError(f'policy.sellers."{key}".{wrong}')
 
 
 def two_readings(value: object) -> str:

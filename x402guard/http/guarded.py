@@ -43,6 +43,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
+from x402guard.policy.steps import DIRECT
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, succeeded
 
@@ -224,8 +225,8 @@ class Guarded:
         facts = describe_request(incoming, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
-        if facts.method == CONNECT:
-            return _refuse(context, _TUNNEL)
+        if facts.method in (CONNECT, DIRECT):
+            return _refuse(context, _TUNNEL if facts.method == CONNECT else _NOT_HTTP)
         if not incoming.address.plain:
             return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
         exchange.outgoing = OutgoingRequest(
@@ -413,6 +414,11 @@ def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
     )
 
 
+_NOT_HTTP: Final = Refusal(
+    "method",
+    f"{DIRECT} is no method of HTTP, and names a payment without a request here",
+    advice="Send the request by GET or POST.",
+)
 _TARGET: Final = Refusal(
     "target",
     "extensions['target'] sends another path than the URL that was judged",

@@ -82,7 +82,9 @@ class LogicalRequest:
         return self._done or (not self._challenged and is_again)
 
     def pays(self, hold_id: str) -> None:
-        """Note that the payment *hold_id* goes with this hop."""
+        """Note that the payment *hold_id* goes with this hop. One that goes along was made at an earlier hop, and stays there."""
+        if hold_id == self.paid_by:
+            return
         request = None if self._hop is None else self._hop()
         self.paid_by, self._paid_hops, self._paid_as = hold_id, self._hops, Asked.by(request)
         self.paid_at = None if request is None else _origin_of(request)

@@ -89,15 +89,18 @@ class Prices(Struct, StepGuard, frozen=True):
         key, label = _key(step, step.payee), step.asks.label
         row = dict(view.mark(key) or {})
         known, priced = self._known(view, row), [step.amount, view.now_ms, step.asks.size, step.asks.output]
-        if step.asks.model and len(known) >= _FEWEST_PRICES and step.amount > self._plain(view, row, step):
-            row["models"] = [*self._models(view, row), view.now_ms]
+        most = (
+            max(self._plain(view, row, step), row.get("accepted", 0)) if len(known) >= _FEWEST_PRICES else step.amount
+        )
+        if step.asks.model and step.amount > most:
+            row["models"] = [*self._models(view, row), view.now_ms][-_MODELS_A_DAY:]
         if _is_calm(step, known):
-            row["prices"] = [*known, priced][-_PRICES:]
+            row["prices"] = _kept([*known, priced], _PRICES)
         if label:
             classes = dict(row.get("classes") or {})
             own = self._known(view, {"prices": classes.pop(label, [])})
             if _is_calm(step, own):
-                own = [*own, priced][-_PRICES_OF_CLASS:]
+                own = _kept([*own, priced], _PRICES_OF_CLASS)
             row["classes"] = dict([*classes.items(), (label, own)][-_CLASSES:])  # the last ones that were bought
         view.put_mark(key, {"prices": known, **row})
 
@@ -130,9 +133,13 @@ class Prices(Struct, StepGuard, frozen=True):
 
 
 def _alike(step: Step, prices: Iterable[list[int]]) -> list[int]:
-    """Return earlier prices as those of a request like this one: a smaller request would have cost more in proportion."""
-    size, output, alike = step.asks.size, step.asks.output, []
-    for price, _, its_size, its_output in prices:
+    """Return earlier prices as those of a request like this one: a smaller request would have cost more in proportion.
+
+    Those of much larger requests say nothing of a small one, where there are enough others.
+    """
+    size, output, alike, all_of = step.asks.size, step.asks.output, list[int](), list(prices)
+    near = [each for each in all_of if each[2] <= 2 * max(size, _LEAST_BYTES) and (not output or each[3] <= 2 * output)]
+    for price, _, its_size, its_output in near if len(near) >= _FEWEST_PRICES else all_of:
         more = 100  # hundredths
         if size > its_size and size > _LEAST_BYTES:
             more = size * 100 // max(its_size, _LEAST_BYTES)
@@ -140,6 +147,13 @@ def _alike(step: Step, prices: Iterable[list[int]]) -> list[int]:
             more = max(more, output * 100 // its_output)
         alike.append(price * min(more, _MOST_SCALE * 100) // 100)
     return alike
+
+
+def _kept(prices: list[list[int]], most: int) -> list[list[int]]:
+    """Return the last prices, and of those before them the ones of the smallest requests: many large ones replace none."""
+    last = most - _FEWEST_PRICES
+    before = sorted(prices[:-last], key=lambda price: max(price[2], _LEAST_BYTES) * max(price[3], 1))[:_FEWEST_PRICES]
+    return [*sorted(before, key=lambda price: price[1]), *prices[-last:]]
 
 
 def _is_calm(step: Step, prices: list[list[int]]) -> bool:
@@ -152,12 +166,19 @@ def _median(prices: list[int]) -> int:
 
 
 def _key(step: Step, payee: str) -> MarkKey:
-    # A seller is its host. An offer that did not come by HTTP may name any, so there the payee counts as well.
-    route = price_route(step.name)
+    # A seller is its host. An offer that did not come by HTTP may name any, so there the payee counts as well. A place that
+    # a redirect has named is a seller's word: what was asked for is the first hop.
+    is_moved = step.begun and _host_of(step.begun) == _host_of(step.name)
+    route = price_route(step.begun if is_moved else step.name)
     return PRICES, f"{payee} {route}" if step.is_local or route.startswith(f"{DIRECT} ") else route
 
 
-_VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")
+def _host_of(name: str) -> str:
+    return name.partition(" ")[2].partition("/")[0]
+
+
+_VARYING: Final = re.compile(r"(?<=/)(?!v[0-9]{1,2}(?:/|$))[^/]*\d[^/]*")
+"""A segment with a digit; but no version of an API, as ``/v1/``."""
 
 
 @lru_cache(maxsize=1024)
@@ -171,11 +192,17 @@ def accepted_key(route: str) -> MarkKey:
     """Return the key of the row of a route as its owner writes it. Raises ``ConfigError`` for what is no route."""
     method, _, place = route.strip().partition(" ")
     host, slash, path = place.partition("/")
-    if not method.isalpha() or not host or not slash or " " in host or "?" in place or "://" in place:
+    host = _DEFAULT_PORT.sub("", host.lower())
+    if method.upper() not in _METHODS or not slash or not _HOST.fullmatch(host) or "?" in place or "://" in place:
         raise ConfigError(
-            f"route: {route!r:.120} is no route; write it as the refusal does: 'POST shop.example/v1/chat'"
+            f"route: {route!r:.120} is no route; write it as the refusal does, in quotes: 'POST shop.example/v1/chat'"
         )
-    return PRICES, price_route(f"{method.upper()} {plain_host(host.lower())}/{path}")
+    return PRICES, price_route(f"{method.upper()} {plain_host(host)}/{path}")
+
+
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "QUERY"})
+_HOST: Final = re.compile(r"[a-z0-9._-]+(:[0-9]{1,5})?|\[[0-9a-f:.]+\](:[0-9]{1,5})?", re.ASCII)
+_DEFAULT_PORT: Final = re.compile(r":(80|443)$")
 
 
 def accept_price(view: LedgerView, key: MarkKey, most: Nanos, by: str) -> None:
@@ -218,7 +245,7 @@ def asked_of(said: Said, url: str, body_bytes: int, named: str) -> Asked:
             if isinstance(inner, Mapping):
                 fields = {**inner, **fields}
     model = fields.get("model")
-    model = model[:60] if isinstance(model, str) else ""
+    model = model[:60].encode("utf-8", "backslashreplace").decode() if isinstance(model, str) else ""
     return Asked(body_bytes + len(query), _output(fields), model, named)
 
 

@@ -19,7 +19,7 @@ from x402guard.policy.checks import check_choice, check_dollars
 from x402guard.policy.patterns import host_listed, host_name
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import DIRECT, Step, shown_host
-from x402guard.policy.velocity import WAIT, excess
+from x402guard.policy.velocity import excess
 from x402guard.policy.windows import NEW_PAYEES, SELLER, add, remove, sums_in, wait_s
 
 SELLER_DAILY: Final = "seller_daily"
@@ -40,8 +40,10 @@ class Seller:
         payees: ``any`` for a seller that names a fresh address for each sale: ``new_payees_per_day``, ``payee_change``
             and ``percent_per_payee`` leave it out, and ``daily`` bounds its dollars. The lists of payees still hold.
         facilitators: ``any`` for a pool of facilitators that settle its ``upto`` payments.
-        versions: of x402 that it may use, each at any time; None: a route that has used version 2 keeps to it.
-        daily: dollars that all runs of this ledger together may pay it within a day; None for no such limit.
+        versions: ``{1, 2}`` for one that uses both versions of x402, each at any time; None: a route that has used version 2
+            keeps to it.
+        daily: dollars that all runs of this ledger together may pay within a day to all hosts of its pattern; None for no
+            such limit.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -58,18 +60,18 @@ class Seller:
                 check_choice(f"policy.sellers.{name}", getattr(self, name), ("any",))
         if self.versions is not None:
             given: object = self.versions
-            if not isinstance(given, Collection) or not given or any(each not in _VERSIONS for each in given):
-                raise ConfigError(f"policy.sellers.versions: {given!r:.60} is no set of 1 and 2; write {{1, 2}}")
-            object.__setattr__(self, "versions", frozenset(self.versions))
+            if not isinstance(given, Collection) or sorted(map(str, given)) != ["1", "2"] or isinstance(given, str):
+                raise ConfigError(f"policy.sellers.versions: {given!r:.60} is not both versions; write [1, 2]")
+            object.__setattr__(self, "versions", _VERSIONS)
         if self.daily is not None:
             most = check_dollars("policy.sellers.daily", self.daily)
             if most == 0:
-                raise ConfigError("policy.sellers.daily: zero pays nothing; leave the host out of policy.hosts instead")
+                raise ConfigError("policy.sellers.daily: zero pays nothing; write a rule that denies the host instead")
             object.__setattr__(self, "most_a_day", most)
         if self.payees == "any" and self.daily is None:
             raise ConfigError(
                 'policy.sellers.payees: "any" needs daily, which bounds the dollars in place of the addresses; '
-                'write Seller(payees="any", daily="$5.00")'
+                'add daily = "5.00"'
             )
 
 
@@ -94,11 +96,13 @@ class SellerLimits(Struct, StepGuard, frozen=True):
         most: the new sellers that a run may pay within a day; None for any number.
         percent: the share of the run's budget for any one payee; None for any.
         sellers: what the owner says of some.
+        listed: the owner's list of payees: none of them is new.
     """
 
     most: int | None
     percent: int | None
     sellers: Sellers
+    listed: frozenset[str] = frozenset()
 
     def _bounded(self, step: Step) -> list[tuple[str, Nanos]]:
         """Return the pattern and the dollars of each limit on the seller of a step."""
@@ -133,7 +137,7 @@ class SellerLimits(Struct, StepGuard, frozen=True):
         return (self._new_payee(view, step) or self._share(view, step)) if self._counts(step) else None
 
     def _new_payee(self, view: LedgerView, step: Step) -> Refusal | None:
-        if self.most is None or _is_known(view, step.payee):
+        if self.most is None or step.payee in self.listed or _is_known(view, step.payee):
             return None
         named = sums_in(view, _new_at(step), "day")[1]
         if named >= _PAYEES_PER_HOST:
@@ -193,7 +197,7 @@ def _too_much(view: LedgerView, step: Step, pattern: str, spent: Nanos, most: Na
         f"${format_dollars(spent)} of ${format_dollars(most)} were held or spent at {pattern} within a day, and this costs "
         f"${format_dollars(step.amount)} (policy.sellers, daily)"
     )
-    advice = WAIT if later_s is not None else ""
+    advice = "Wait, or ask the owner to raise daily in policy.sellers." if later_s is not None else ""
     left = Nanos(max(0, most - spent))
     return Refusal(
         SELLER_DAILY, reason, step.amount, left, error=VelocityExceeded, retry_after_s=later_s, advice=advice

@@ -172,7 +172,8 @@ class Policy:
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
         velocity = self.velocity
         about = (None, None) if velocity is None else (velocity.new_payees_per_day, velocity.percent_per_payee)
-        sellers = SellerLimits(*about, self.sellers) if velocity is not None or self.sellers else None
+        listed = frozenset(self.payees or ())
+        sellers = SellerLimits(*about, self.sellers, listed) if velocity is not None or self.sellers else None
         ratio = None if velocity is None else velocity.price_ratio
         prices = None if ratio is None else Prices(ratio, self.latch_days)
         guards = (self.timeouts, self.breaker, counts, self.loop, velocity, sellers, self.spike, prices)

@@ -107,11 +107,11 @@ def excess(
 ) -> Refusal:
     """Return the refusal of a step that is too much now, by a limit of ``Velocity``."""
     reason = f"{reason} (policy.velocity.{rule})"
-    advice = WAIT if wait_s is not None else ""
+    advice = _WAIT if wait_s is not None else ""
     return Refusal(rule, reason, step.amount, error=error, retry_after_s=wait_s, advice=advice, latch=latch)
 
 
-WAIT: Final = "Wait, use a payee that was paid before, or ask the owner to raise the limit."
+_WAIT: Final = "Wait, use a payee that was paid before, or ask the owner to raise the limit."
 
 
 def _window(step: Step, window: str) -> MarkKey:

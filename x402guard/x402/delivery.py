@@ -122,9 +122,11 @@ def carry(context: Context, request: RequestFacts) -> Flow[Hold | None]:
             return None
         if hold.state not in _PRESENTABLE or not has_time(view, hold):
             return None
+        if presentation_of(hold) != (hold_id, request.presented) or hold.delivery is Delivery.FORGIVEN:
+            return None  # another call has it by now
         taken = take_over(view, hold, instance=context.instance)
         begun.append(presentation_of(taken))
-        context.in_flight[begun[0]] = context.in_flight.pop(presentation_of(hold), taken.purchase_key)
+        context.in_flight[begun[-1]] = context.in_flight.pop(presentation_of(hold), taken.purchase_key)
         context.between_hops.pop(presentation_of(hold), None)
         return taken
 

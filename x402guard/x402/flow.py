@@ -147,6 +147,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     if not payable.cases and not (yield from is_out(context, request)):
         raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, payable, refuse)  # 6
+    authorized = replace(authorized, polls=request.polls)
     offered_s = max((case.offer.max_timeout_s for case in payable.cases), default=0)
     return (yield from _signed_and_sent(request, context, authorized, offered_s))
 
@@ -293,7 +294,7 @@ def _pauses(flight_ms: int) -> Iterator[float]:
 def _already_paid(hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]]) -> Flow[PaymentRefused]:
     # Without the name: it may be an Idempotency-Key, of which the ledger keeps a hash alone.
     paid = f"${format_dollars(hold.captured or hold.amount)} to {hold.payment().payee} (hold {hold.id[:16]}…)"
-    reason = f"a purchase of this name was paid with {paid}, and its answer was handed over"
+    reason = f"a purchase of this name was paid with {paid}, and its answer was handed over (a job: session.poll)"
     error = yield from refuse(Refusal(ALREADY_PAID, reason, error=AlreadyPaid))
     if isinstance(error, AlreadyPaid):
         error.receipt = receipt_of(hold)
@@ -435,7 +436,7 @@ def _record_reply(context: Context, authorized: Authorized, reply: Reply, end: A
                 hold = yield from ask_chain(context, hold)
             elif claim.transaction:
                 hold = yield from _check_soon(context, hold)
-        if authorized.represented and not succeeded(reply.status) and was_taken(hold):
+        if authorized.represented and not authorized.polls and not succeeded(reply.status) and was_taken(hold):
             raise not_delivered(hold)
         return hold
     except LedgerUnavailable as error:

@@ -45,16 +45,26 @@ def origin_marks(request: RequestFacts) -> list[MarkKey]:
 
 
 def version_marks(request: RequestFacts) -> list[MarkKey]:
-    """Return the keys of the marks that a route has used v2. The last is written."""
+    """Return the keys of the marks that a route has used v2. The last is written.
+
+    A place that a redirect has named is a seller's word: the route of the first hop is judged as well.
+    """
     route = price_route(route_of(request))
-    known = "v2", f"{request.origin} {route}"
-    return [known, ("v2", f"{_said(request)} {route}")] if request.by_offer else [known]
+    keys = [("v2", f"{request.origin} {route}")]
+    if request.begun:
+        keys.insert(0, ("v2", f"{request.redirected_from or request.origin} {price_route(request.begun)}"))
+    return [*keys, ("v2", f"{_said(request)} {route}")] if request.by_offer else keys
 
 
 def payee_marks(request: RequestFacts, payee: str) -> list[MarkKey]:
     """Return the keys of the marks that a payee was paid for an origin. The last is written."""
     known = "paid_at", f"{request.origin} {payee}"
     return [known, ("paid_at", f"{_said(request)} {payee}")] if request.by_offer else [known]
+
+
+def _is_asked(request: RequestFacts) -> bool:
+    """True if a request went to the host itself. An offer that came otherwise may name any."""
+    return request.is_http and not request.by_offer
 
 
 def _said(request: RequestFacts) -> str:
@@ -129,12 +139,13 @@ def _downgrade(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     request, days = case.request, policy.latch_days
     if case.offer.version != 1 or not has_used_v2(view, policy, request):
         return None
-    if not request.by_offer and any(1 in (each.versions or ()) for each in sellers_at(policy.sellers, request.host)):
+    if _is_asked(request) and any(each.versions for each in sellers_at(policy.sellers, request.host)):
         return None
     where = f"{case.shown(request.origin)} has used x402 v2 for this route before and now offers v1"
     key = next(key for key in version_marks(request) if seen(view, key, days) is not None)
     latch = aging(key, view.mark(key) or {}, days)
-    return Refusal("version_downgrade", f"{where}: its v2 header may have been removed", latch=latch)
+    why = f"{where}: its v2 header may have been removed; if it uses both, see policy.sellers, versions"
+    return Refusal("version_downgrade", why, latch=latch)
 
 
 def has_used_v2(view: LedgerView, policy: Policy, request: RequestFacts) -> bool:
@@ -147,14 +158,18 @@ def _payee_change(view: LedgerView, policy: Policy, case: Case, known: Mapping[s
     request, payee = case.request, case.offer.payee
     if policy.payee_change != "refuse" or not known.get("paid") or not known.get("one_payee", True):
         return None
-    if not _is_new(view, request, payee) or (not request.by_offer and takes_any_payee(policy.sellers, request.host)):
+    if (
+        payee in (policy.payees or ())
+        or not _is_new(view, request, payee)
+        or (_is_asked(request) and takes_any_payee(policy.sellers, request.host))
+    ):
         return None
     reason = f"{case.shown(request.origin)} was paid before, but never to {payee}; setting policy.payee_change"
     return Refusal("payee_change", reason, latch=_latch(view, request, policy.latch_days))
 
 
 def _takes_any_facilitator(policy: Policy, request: RequestFacts) -> bool:
-    if request.by_offer:
+    if not _is_asked(request):
         return False
     return any(each.facilitators == "any" for each in sellers_at(policy.sellers, request.host))
 
@@ -196,7 +211,7 @@ def note_payee(view: LedgerView, policy: Policy, case: Case) -> None:
     """Record the payee of an origin: one mark each, so that the cost of a decision does not grow with their number."""
     request = case.request
     known = _known(view, request, policy.latch_days)
-    if request.by_offer or not takes_any_payee(policy.sellers, request.host):  # else a mark for each sale
+    if not _is_asked(request) or not takes_any_payee(policy.sellers, request.host):  # else a mark for each sale
         another = bool(known.get("paid")) and _is_new(view, request, case.offer.payee)
         known = {**known, "one_payee": known.get("one_payee", True) and not another}
         view.put_mark(payee_marks(request, case.offer.payee)[-1], {"known": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -49,8 +50,7 @@ from x402guard.policy.settings import MIN_LIFETIME_S
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import LOCAL, Said, Step, read_body, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW, Verdict, strictest
-from x402guard.x402.delivery import MIN_REMAINING_S, bought_mark, doubted_mark, has_time
-from x402guard.x402.offer import Offer
+from x402guard.x402.delivery import MIN_REMAINING_S, bought_mark, doubted_mark, has_time, note_cut
 from x402guard.x402.offer_rules import Case, lifetime_s
 from x402guard.x402.origins import (
     judge_live,
@@ -78,14 +78,16 @@ REPEAT: Final = "repeat"
 """The rule of a request that the run has bought before."""
 
 ALREADY_PAID: Final = "already_paid"
+_TOKEN: Final = attrgetter("network", "token")
 """The rule of a named purchase that was paid and handed over."""
 
 
 class Authorized(Struct, frozen=True):
-    """A hold that may be signed. ``represented``: the same payment is presented again."""
+    """A hold that may be signed. ``represented``: the same payment is presented again; ``polls``: for a job."""
 
     hold: Hold
     represented: bool
+    polls: bool = False
 
 
 class Stuck(Struct, frozen=True):
@@ -114,10 +116,9 @@ def purchase_key(context: Context, request: RequestFacts, step: Step) -> str:
 
     A name is valid for one origin, so that a payment for one server is never sent to another.
     """
+    parts = [context.session_id, step.fingerprint]  # the same request in another spelling is the same purchase
     if request.purchase is not None:
         parts = [context.session_id, "named", request.origin, request.purchase]
-    else:
-        parts = [context.session_id, step.fingerprint]  # the same request in another spelling is the same purchase
     hashed = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return hashed if request.purchase is None else f"{NAMED}{hashed}"
 
@@ -137,7 +138,8 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
         is_local=split_path(request.url).scheme == LOCAL,
         begun=request.begun,
         fingerprint=_fingerprint(request, said),
-        asks=asked_of(said, request.url, len(request.body or b""), request.price_class),
+        # The query of a place that a redirect has named is a seller's word.
+        asks=asked_of(said, "" if request.begun else request.url, len(request.body or b""), request.price_class),
     )
 
 
@@ -163,13 +165,9 @@ def purchase_scope(
         purchase=purchase,
         named=request.purchase is not None,
         marks=(*marks, *_repeats(context, request, step), *guard_marks(context.policy, step, tuple(payees))),
-        out=tuple({_token(case.offer) for case in cases if case.funds is not None}),
+        out=tuple({_TOKEN(case.offer) for case in cases if case.funds is not None}),
         durable=True,
     )
-
-
-def _token(offer: Offer) -> tuple[str, str]:
-    return offer.network, offer.token
 
 
 def step_of_payment(context: Context, request: RequestFacts) -> Flow[Step]:
@@ -185,8 +183,10 @@ def is_out(context: Context, request: RequestFacts) -> Flow[bool]:
     if request.polls or request.pay_again or not request.is_http:
         return request.polls
     step = yield from step_of_payment(context, request)
+    if context.cut_off:  # one may be this purchase, which the ledger has as handed over
+        yield from note_cut(context, *sorted(context.cut_off))
     scope = Scope(purchase=purchase_key(context, request, step), named=request.purchase is not None)
-    return bool(context.cut_off) or (yield Transact(scope, lambda view: bool(_lost_in(view, context))))
+    return bool((yield Transact(scope, lambda view: _lost_in(view, context))))
 
 
 def authorize_purchase(
@@ -252,8 +252,9 @@ def _unfinished(
         return None
     bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
     if bought is not None:
-        again = request.polls and has_time(view, bought)
-        return _present_again(view, context, bought, step) if again else Bought(bought)
+        if request.polls:
+            return _present_again(view, context, bought, step) if has_time(view, bought) else _NOTHING_TO_POLL
+        return Bought(bought)
     lost = _lost_in(view, context)
     late = enforced(view, context.policy.timeouts.judge(view, step)) if lost else None
     if late is not None:
@@ -263,7 +264,7 @@ def _unfinished(
         if _is_presentable(view, hold, request, terms):
             return _present_again(view, context, hold, step)
     if lost:
-        return Stuck(lost[0])
+        return _NOTHING_TO_POLL if request.polls else Stuck(lost[0])
     for hold in open_purchases(view, memory_ms=context.memory_ms):
         waits = presentation_of(hold) in context.between_hops  # its next hop brings it, or it is lost in a moment
         if waits or request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
@@ -310,8 +311,8 @@ def _repeated(view: LedgerView, context: Context, request: RequestFacts, step: S
 
 _NOTHING_TO_POLL: Final = Refusal(
     "nothing_to_poll",
-    "no payment of that name can be shown to this origin (any more), and a poll pays nothing",
-    advice="Send the request that begins the job, with the same purchase name.",
+    "no payment of that name is valid for this origin, or none any more, and a poll pays nothing",
+    advice="Begin the job with that purchase name. A slow one may need a higher policy.max_lifetime_s.",
 )
 
 
@@ -403,7 +404,7 @@ def _beyond_funds(view: LedgerView, case: Case) -> Refusal | None:
     """Return the refusal of a payment for which the account has too little beside what is signed and not yet taken."""
     if case.funds is None:
         return None
-    out, amount = view.out.get(_token(case.offer), 0), Nanos(case.offer.amount_nanos)
+    out, amount = view.out.get(_TOKEN(case.offer), 0), Nanos(case.offer.amount_nanos)
     if out + amount <= case.funds:
         return None
     symbol, network = case.offer.asset.symbol, case.offer.network

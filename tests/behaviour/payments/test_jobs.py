@@ -9,8 +9,18 @@ import pytest
 
 from tests.support.merchant import URL, Shop, accept, b64, client, make_guard, offer_response, receipt, required, upto
 from tests.support.refusals import fetch
-from x402guard import AlreadyPaid, PaymentRefused, PolicyDenied, SettlementUncertain, X402GuardError
+from x402guard import (
+    AlreadyPaid,
+    GuardedTransport,
+    Owner,
+    PaymentRefused,
+    PolicyDenied,
+    SettlementUncertain,
+    X402GuardError,
+)
 from x402guard.kernel.rows import Delivery
+from x402guard.ledger.purchases import take_over
+from x402guard.ledger.view import Scope
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 ORIGIN = "https://courts.example"
@@ -94,6 +104,95 @@ def test_a_tripped_session_presents_nothing_at_the_next_hop():
         ):
             http.get(URL)
         assert len(place.shop.payments) == 1
+
+
+class Again(httpx.BaseTransport):
+    """A transport outside the guard that sends a request once more after a 500."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def handle_request(self, request):
+        answer = self.inner.handle_request(request)
+        if answer.status_code != 500:
+            return answer
+        answer.close()
+        return self.inner.handle_request(request)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_hop_that_a_transport_sends_again_has_the_same_payment(fails):
+    place, left = Moved(), [fails]
+    whole = place.shop.paid
+
+    def paid(request, shop):
+        if request.url.path == "/moved" and left[0]:
+            left[0] -= 1
+            return httpx.Response(500)
+        return whole(request, shop)
+
+    place.shop.paid = paid
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        outside = Again(GuardedTransport(session, httpx.MockTransport(place.shop)))
+        with httpx.Client(transport=outside, follow_redirects=True) as http:
+            assert http.get(URL).status_code == (200 if fails == 1 else 500)
+        assert len(place.shop.nonces) == 1
+
+
+def test_a_payment_that_another_process_has_by_now_goes_along_no_more():
+    place = Moved()
+
+    def between(request):
+        if request.url.path == "/moved":
+            store = guard.shell.store
+            [held] = [store.hold(each) for each in store.unsettled(0)]
+            scope = Scope(nodes=(held.node_id,), holds=(held.id,), durable=True)
+            store.transact(scope, lambda view: take_over(view, view.hold(held.id), instance="another"))
+
+    hooks = {"request": [between]}
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        with (
+            pytest.raises(PolicyDenied, match="one_payment_per_request"),
+            client(session, place.shop, follow_redirects=True, event_hooks=hooks) as http,
+        ):
+            http.get(URL)
+        assert len(place.shop.payments) == 1
+
+
+def test_a_payment_whose_purchase_its_owner_has_forgiven_goes_along_no_more(tmp_path):
+    place, url = Moved(), f"sqlite:///{tmp_path / 'books.db'}"
+    whole = place.shop.paid
+    place.shop.paid = lambda r, shop: httpx.Response(500) if r.url.path == "/moved" else whole(r, shop)
+
+    class Forgiven(Again):
+        def handle_request(self, request):
+            if request.url.path == "/moved" and len(place.shop.payments) == 1:
+                [(held, _)] = bought(session, guard)
+                self.inner.handle_request(request).close()  # the payment has gone along, and has brought an error
+                with Owner(url) as owner:
+                    assert owner.forgive(held).delivery is Delivery.FORGIVEN
+            return super().handle_request(request)
+
+    with make_guard(url) as guard, guard.session("s", budget="$1") as session:
+        outside = Forgiven(GuardedTransport(session, httpx.MockTransport(place.shop)))
+        with (
+            httpx.Client(transport=outside, follow_redirects=True) as http,
+            pytest.raises(PolicyDenied, match="one_payment_per_request"),
+        ):
+            http.get(URL)
+        assert len(place.shop.payments) == 2
+
+
+def test_a_loss_that_is_not_written_yet_is_written_before_terms_are_judged():
+    shop = Shop()
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        fetch("sync", session, shop)
+        [held] = guard.shell.store.unsettled(0)
+        guard.context.cut_off.add((held, 0))
+        shop.terms = NEXT["an empty page"]
+        answer = fetch("sync", session, shop)
+        assert not guard.context.cut_off
+        assert (answer.status_code, len(shop.nonces)) == (200, 1)
 
 
 def test_two_places_that_lead_to_each_other_end_with_the_clients_own_limit():
@@ -275,4 +374,38 @@ def test_after_the_deadline_what_cannot_be_read_signs_nothing_new():
         shop.terms = NEXT["what cannot be read"]
         with pytest.raises(SettlementUncertain, match="in doubt"):
             fetch("sync", session, shop)
+        assert len(shop.nonces) == 1
+
+
+@pytest.mark.parametrize("pending", [402, 500, 202])
+def test_a_job_that_begins_with_a_receipt_is_polled_to_its_end(pending):
+    """What was taken and is not ready yet is no payment without a delivery: the caller asks on."""
+    left = [4]
+
+    def paid(request, _shop):
+        if request.url.path == "/render":
+            return httpx.Response(202, headers=PAID, json={"poll_url": "/job/7"})
+        left[0] -= 1
+        ready = httpx.Response(200, headers=PAID, text="the goods")
+        waits = offer_response(required(url=str(request.url))) if pending == 402 else httpx.Response(pending)
+        return waits if left[0] else ready
+
+    shop = Shop(lambda r: required(url=str(r.url)), paid=paid)
+    with make_guard() as guard, guard.session("s", budget="$1") as session, client(session, shop) as http:
+        assert http.post(f"{ORIGIN}/render", extensions={"purchase": "film 1"}).status_code == 202
+        found = [http.get(f"{ORIGIN}/job/7", extensions=session.poll("film 1")).status_code for _ in range(4)]
+        assert found == [pending] * 3 + [200]
+        assert len(shop.nonces) == 1
+        assert str(session.spent + session.held) == "0.01"
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_poll_after_the_payment_is_over_pays_nothing_and_advises_no_second_payment(taken):
+    waits = httpx.Response(202, headers=PAID if taken else {})
+    shop = Shop(required(accept(maxTimeoutSeconds=10)), paid=lambda *_: waits)
+    with make_guard() as guard, guard.session("s", budget="$1") as session, client(session, shop) as http:
+        http.post(f"{ORIGIN}/render", extensions={"purchase": "film 1"})
+        with pytest.raises(PolicyDenied, match="nothing_to_poll") as caught:
+            http.get(f"{ORIGIN}/job/7", extensions=session.poll("film 1"))
+        assert "pay_again" not in f"{caught.value} {caught.value.advice}"
         assert len(shop.nonces) == 1

@@ -1,7 +1,9 @@
 """A price is compared with that of a like request: what an honest seller asks is paid, and what a greedy one asks is not."""
 
 import json
+from contextlib import suppress
 
+import httpx
 import pytest
 
 from tests.support.merchant import Shop, accept, client, make_guard, required
@@ -185,7 +187,19 @@ def test_the_approver_is_asked_for_a_price_that_is_too_high():
 
 
 @pytest.mark.parametrize(
-    "route", ["", "GET", "GET shop.example", "https://shop.example/x", "GET https://a.example/x", "GET a/x?y"]
+    "route",
+    [
+        "",
+        "GET",
+        "GET shop.example",
+        "https://shop.example/x",
+        "GET https://a.example/x",
+        "GET a/x?y",
+        "FETCH a.example/x",
+        "GET *.a.example/x",
+        "GET a b/x",
+        "GET a_ä/x",
+    ],
 )
 def test_what_is_no_route_is_named(route, tmp_path):
     url = f"sqlite:///{tmp_path / 'books.db'}"
@@ -231,3 +245,90 @@ def test_how_much_output_a_request_asks_for(body, output):
 def test_what_a_query_asks_for_counts_as_well():
     asked = asked_of("", "https://a.example/x?model=m&n=3&seconds=3&size=10x10#f", 0, "hd")
     assert (asked.model, asked.output, asked.named, asked.label) == ("m", 300, "hd", "m hd")
+
+
+def test_a_default_port_is_left_out_and_a_ledger_in_memory_has_no_routes(tmp_path):
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    make_guard(url, budget="$1.00").close()
+    with Owner(url) as owner:
+        assert owner.accept_price("post Shop.Example:443/v1/chat/7", "$1.00") == "POST shop.example/v1/chat/*"
+    with Owner("memory://") as owner, pytest.raises(ConfigError, match="memory:// has no wallet yet"):
+        owner.accept_price(ROUTE, "$1.00")
+
+
+def test_what_is_accepted_for_one_version_of_an_api_is_not_for_another(tmp_path):
+    url, shop = f"sqlite:///{tmp_path / 'books.db'}", rising(6, [0.09] * 20)
+    with make_guard(url, policy=Policy(loop=None)) as guard, guard.session("s", budget="$5.00") as session:
+        assert asks(session, shop, [chat("small-1", 100)] * 6) == 6
+        with Owner(url) as owner:
+            owner.accept_price("POST llm.example/v1/chat", "$0.09")
+        assert asks(session, shop, [chat("small-1", 100)]) == 0
+
+
+def moving(prices, to):
+    """A seller that leads each request to a place of its own naming, another one from the seventh on, at its next price."""
+    asked, places = iter(prices), iter(["/moved"] * 6 + to)
+    sold = Shop(lambda _r: required(accept(round(next(asked) * 1e6)), url=PLACE))
+
+    def shop(request):
+        return httpx.Response(307, headers={"location": next(places)}) if request.url.path == "/chat" else sold(request)
+
+    return shop
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        ["/moved"] * 6,
+        [f"/moved?q={words(1_000).replace(' ', '+')}"] * 6,
+        [f"/moved?model={each}" for each in "abcdef"],
+        [f"/{each}" for each in "abcdef"],
+    ],
+    ids=["the same", "a longer query", "another model", "another path"],
+)
+def test_the_place_of_a_redirect_raises_no_price(to):
+    """What a like request has cost is judged by what the caller has asked for, and where."""
+    with make_guard(policy=Policy(loop=None)) as guard, guard.session("s", budget="$9.00") as session:
+        bought = 0
+        with client(session, moving([0.01] * 6 + [0.09] * 6, to), follow_redirects=True) as http:
+            for number in range(12):
+                with suppress(PolicyDenied):
+                    http.post(PLACE, json={"prompt": f"why {number:02d}"})
+                    bought += 1
+        assert bought == 6
+        assert str(session.held + session.spent) == "0.06"
+
+
+def test_large_requests_between_do_not_raise_what_a_small_one_may_cost():
+    """A ramp hides behind other sizes: what is small is compared with what was small."""
+    prices = {"small": 0.01, "large": 0.3}
+    shop = Priced(lambda body: prices["large" if len(body["prompt"]) > 1_000 else "small"])
+    with (
+        make_guard(policy=Policy(loop=None)) as guard,
+        guard.session("s", budget="$99.00") as session,
+    ):
+        small, large = (
+            [{"prompt": f"why {n:03d}"} for n in range(50)],
+            [{"prompt": words(900, f"l{n}")} for n in range(50)],
+        )
+        assert asks(session, shop, small[:6]) == 6
+        for n in range(16):
+            assert asks(session, shop, [large[n]]) == 1
+        prices["small"] = 0.09
+        assert asks(session, shop, small[6:12]) == 0
+
+
+def test_models_that_a_row_remembers_are_bounded():
+    """Where nothing is refused, a route remembers no more of them than the rule counts."""
+    with make_guard(mode="shadow", policy=Policy(loop=None)) as guard, guard.session("s", budget="$99.00") as session:
+        assert asks(session, rising(6, [0.09] * 34), [chat(f"m{n}", 100) for n in range(40)]) == 40
+        rows = [row for key, row in guard.shell.store.marks("prices", "").items()]
+        assert rows
+        assert all(len(row.get("models", [])) <= 3 for row in rows)
+
+
+def test_a_model_that_is_no_text_is_one_for_the_ledger(ledger_url):
+    body = b'{"model": "\\ud800x", "prompt": "why"}'
+    shop = Shop()
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1") as session, client(session, shop) as http:
+        assert http.post(PLACE, content=body).status_code == 200

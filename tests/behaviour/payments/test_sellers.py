@@ -20,7 +20,8 @@ from tests.support.merchant import (
     required_v1,
     upto,
 )
-from x402guard import ConfigError, Owner, PaymentRefused, Policy, Seller, Velocity, VelocityExceeded
+from x402guard import ConfigError, Owner, PaymentRefused, Policy, PolicyDenied, Seller, Velocity, VelocityExceeded
+from x402guard.guard.settings import load_settings
 
 HOST = "api.stripe.example"
 PLACE = f"https://{HOST}/v1/sale"
@@ -125,6 +126,52 @@ def test_an_offer_that_only_names_the_host_is_that_of_any_other_seller():
         assert buys(session, Rotating(), [PLACE]) == (1, "")  # and its dollars are not those of that host
 
 
+def test_a_place_that_a_caller_names_is_that_of_any_other_seller():
+    """What the owner says of a host holds for requests that go to it, and no request of ours does here."""
+    policy = Policy(sellers={HOST: Seller(payees="any", daily="$0.03")}, velocity=Velocity(new_payees_per_day=10))
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+        for number in range(5):
+            session.pay(required(accept(payTo=f"0x{number + 1:040x}")), place=f"{PLACE}/{number}")
+        with pytest.raises(VelocityExceeded, match="new_payees_per_day"):
+            session.pay(required(accept(payTo="0x" + "9" * 40)), place=f"{PLACE}/9")
+    policy = Policy(sellers={HOST: Seller(payees="any", daily="$0.03")}, payee_change="refuse")
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+        session.pay(required(), place=PLACE)
+        with pytest.raises(PolicyDenied, match="payee_change"):
+            session.pay(required(accept(payTo=OTHER_PAYEE)), place=PLACE, pay_again=True)
+
+
+def test_the_word_for_a_payment_without_a_request_is_no_method():
+    shop = Rotating()
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session, client(session, shop) as http:
+        with pytest.raises(PolicyDenied, match="PAY is no method of HTTP") as caught:
+            http.request("PAY", PLACE)
+        assert caught.value.rule == "method"
+        assert shop.seen == []
+        assert session.held + session.spent == 0
+
+
+def test_a_redirect_to_a_fresh_path_is_no_way_around_what_a_route_has_used():
+    """The seller names the place; the caller has asked for the first one."""
+    fresh = itertools.count()
+
+    def turns(request):
+        return required_v1(url=str(request.url)) if "moved" in request.url.path else required(url=str(request.url))
+
+    def shop(request):
+        if request.url.path == "/v1/sale" and sold.payments:
+            return httpx.Response(307, headers={"location": f"/moved/{'abcdefgh'[next(fresh)]}"})
+        return sold(request)
+
+    sold = Shop(turns)
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        with client(session, shop, follow_redirects=True) as http:
+            assert http.get(PLACE).status_code == 200
+            with pytest.raises(PolicyDenied, match="version_downgrade"):
+                http.get(PLACE)
+        assert len(sold.payments) == 1
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_marketplace_of_twelve_routes_with_a_payee_each(policy):
     def shop():
@@ -211,9 +258,12 @@ def test_a_lifted_latch_of_a_version_is_listed_and_cleared(tmp_path):
         ({"payees": "any"}, 'policy.sellers.payees: "any" needs daily'),
         ({"payees": "all", "daily": "$1.00"}, "policy.sellers.payees: 'all' is not one of 'any'"),
         ({"facilitators": ["0x1"]}, r"policy.sellers.facilitators: \['0x1'\] is not one of 'any'"),
-        ({"versions": {3}}, r"policy.sellers.versions: \{3\} is no set of 1 and 2"),
+        ({"versions": {3}}, r"policy.sellers.versions: \{3\} is not both versions; write \[1, 2\]"),
         ({"versions": []}, "policy.sellers.versions"),
-        ({"versions": 2}, "policy.sellers.versions: 2 is no set"),
+        ({"versions": 2}, "policy.sellers.versions: 2 is not both"),
+        ({"versions": [1]}, "policy.sellers.versions"),
+        ({"versions": "12"}, "policy.sellers.versions"),
+        ({"versions": [{}, 1]}, "policy.sellers.versions"),
         ({"daily": 5.0}, r'policy.sellers.daily: .*"\$5.00"'),
         ({"daily": "0"}, "policy.sellers.daily: zero pays nothing"),
         ({"daily": "-1"}, "policy.sellers.daily"),
@@ -242,3 +292,24 @@ def test_what_is_wrong_with_a_seller_is_named(arguments, says):
 def test_what_is_wrong_with_the_sellers_is_named(sellers, says):
     with pytest.raises(ConfigError, match=says):
         Policy(sellers=sellers)
+
+
+def test_a_payee_that_is_listed_is_never_new_and_no_change(ledger_url):
+    listed = {f"0x{number + 1:040x}" for number in range(12)}
+    shop = Shop(lambda r: required(accept(payTo=f"0x{WORDS.index(r.url.path[1:]) + 1:040x}"), url=str(r.url)))
+    for policy in (Policy(payees=listed), Policy.careful(payees=listed)):
+        with make_guard(policy=policy) as guard, guard.session("s", budget="$5.00") as session:
+            assert buys(session, shop, sales(12, "https://market.example")) == (12, "")
+
+
+def test_an_error_in_the_settings_file_names_the_host(tmp_path):
+    file = tmp_path / "x402guard.toml"
+    for line, says in (
+        ('payees = "any"', 'policy.sellers."api.stripe.example".payees: "any" needs daily'),
+        ("versions = [1]", 'policy.sellers."api.stripe.example".versions: [1] is not both versions; write [1, 2]'),
+        ('daily = "0"', 'policy.sellers."api.stripe.example".daily: zero pays nothing'),
+    ):
+        file.write_text(f'[policy.sellers."api.stripe.example"]\n{line}\n')
+        with pytest.raises(ConfigError) as found:
+            load_settings(file).guard_arguments()
+        assert says in str(found.value)

@@ -25,6 +25,8 @@ class Chain(Rpc):
 
     head, behind, keeps, by_hash, has_final, has_logs, used_from = 4_096, 64, 128, True, True, True, None
     undone = fork = False
+    newest = head
+    """The block that the node takes for its newest one when it is asked for state: an older one where replicas differ."""
 
     def __init__(self, intent, amount=None, **changes):
         receipt, self.ended = changes.pop("receipt", {}), changes.pop("ended", NOW)
@@ -40,8 +42,8 @@ class Chain(Rpc):
             if not self.by_hash:
                 raise NodeRefuses("invalid argument 1: hex string expected")
             block = block["blockHash"]
-        number = self.head if block == "latest" else int(block, 16)
-        if number <= self.head - self.keeps:
+        number = self.newest if block == "latest" else int(block, 16)
+        if block != "latest" and number <= self.head - self.keeps:
             raise NodeRefuses("missing trie node")
         used = self.used_from is not None and number >= self.used_from
         return int(used) if name == "authorizationState" else int(used) << 7
@@ -119,6 +121,13 @@ def test_one_that_is_not_in_the_nodes_own_final_blocks_is_not_final(changes, fin
 def test_a_nonce_that_is_used_by_something_unknown_counts_and_is_never_final_there():
     found = _read(Chain(INTENTS["upto"], used_from=4_000, ended=DEAD + 200, **PRUNED, sent=None), INTENTS["upto"], "")
     assert found == Used(final=False)
+
+
+@pytest.mark.parametrize("kind", INTENTS)
+def test_a_node_that_lags_behind_its_own_final_block_frees_nothing(kind):
+    """The state of its final block is pruned, and another replica answers: what is not known is not unused."""
+    lagging = Chain(INTENTS[kind], used_from=4_050, keeps=20, behind=30, newest=4_040, ended=DEAD + 200)
+    assert _read(lagging, INTENTS[kind], "") == Used(final=False)
 
 
 def test_a_node_without_logs_takes_a_payment_whose_transaction_is_named():

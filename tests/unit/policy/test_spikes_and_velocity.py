@@ -306,7 +306,9 @@ def test_a_price_that_rises_slowly_over_many_calls_is_followed():
     ("name", "route"),
     [
         ("GET shop/docs/42", "GET shop/docs/*"),
-        ("GET shop/v1/users/8f3a/docs", "GET shop/*/users/*/docs"),
+        ("GET shop/v1/users/8f3a/docs", "GET shop/v1/users/*/docs"),
+        ("GET shop/v12", "GET shop/v12"),
+        ("GET shop/v1a/v123/1v", "GET shop/*/*/*"),
         ("GET shop", "GET shop"),
         ("GET shop:8443/docs", "GET shop:8443/docs"),
     ],
