@@ -38,7 +38,7 @@ def test_a28_v1_is_taken_until_then_and_elsewhere(mode, guard):
     with guard.session("s", budget="$1.00") as session:
         for number in range(2):
             assert fetch(mode, session, Shop(terms=V1), url=f"{URL}/{number}").status_code == 200
-        fetch(mode, session, Shop(), url=f"{URL}/v2")
+        fetch(mode, session, Shop(), url=f"{URL}/2")
         assert fetch(mode, session, Shop(terms=V1), url="https://other.example/").status_code == 200
         with pytest.raises(PolicyDenied, match="version_downgrade"):
             fetch(mode, session, Shop(terms=V1), url=f"{URL}/3")

@@ -48,8 +48,8 @@ def test_a_download_that_came_whole_is_bought_anew(shop, following):
 
 def test_one_call_pays_at_one_hop(shop, following, tmp_path):
     shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/again", paid=True)))
-    refused = following(f"{shop.url}/buy")
-    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
+    assert following(f"{shop.url}/buy").status_code == 200
+    assert (len(shop.nonces), len(set(shop.nonces))) == (2, 1), "the next hop asks for money, and has the same payment"
     assert books(tmp_path) == {"proxy": ("0.01", "0.00")}
 
 
@@ -181,8 +181,7 @@ def test_a_caller_whose_connection_broke_with_the_redirect_asks_again_at_once(sh
 def test_a_hop_that_is_asked_for_again_pays_no_second_time_and_may_still_deliver(shop, following, proxied, tmp_path):
     shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/download", paid=True)))
     hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
-    refused = [asked(proxied, hop) for _ in range(2)]  # the shop asks for money there as well
-    assert {(each.status_code, each.json()["rule"]) for each in refused} == {(402, "one_payment_per_request")}
+    assert asked(proxied, hop).status_code == 200  # the shop asks for money there as well, and has it
     shop.answers["/download"] = lambda line: line.send(HEAD + CHUNKED + b"4\r\nhalf\r\n") or False
     with pytest.raises(httpx.RemoteProtocolError):
         asked(proxied, hop)
@@ -256,8 +255,8 @@ def test_a_page_beside_the_place_that_another_host_has_named_is_paid_nothing(sho
 def test_a_hop_is_known_however_a_client_escapes_its_place(shop, proxied, written):
     shop.answers["/buy"] = once_paid(lambda line: line.send(redirect("/files/a%20b?c='d'&e=f", paid=True)))
     hop = asked(proxied, f"{shop.url}/buy").headers["location"]
-    refused = asked(proxied, hop.removeprefix("/").partition("/files")[0] + written)
-    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
+    assert asked(proxied, hop.removeprefix("/").partition("/files")[0] + written).status_code == 200
+    assert (len(shop.nonces), len(set(shop.nonces))) == (2, 1)
 
 
 @pytest.mark.parametrize("place", ["/files/%2e/x", "ftp://a.example/x", "http://[bad/", "https:/a.example", "mailto:a"])
@@ -295,8 +294,8 @@ def test_a_status_that_some_clients_follow_is_paid_at_one_hop(shop, proxied, sta
     named = redirect("/again", paid=True).replace(b"302 Found", f"{status} See".encode())
     shop.answers["/buy"] = once_paid(lambda line: line.send(named))
     hop = asked(proxied, f"{shop.url}/buy").headers["location"].removeprefix("/")
-    assert asked(proxied, hop).json()["rule"] == "one_payment_per_request"
-    assert len(set(shop.nonces)) == 1
+    assert asked(proxied, hop).status_code == 200
+    assert (len(shop.nonces), len(set(shop.nonces))) == (2, 1)
 
 
 @pytest.mark.parametrize("place", ["/b\\{n}", "/x?y=\\{n}", "/files\\a\\{n}"])
@@ -307,10 +306,8 @@ def test_a_place_is_handed_out_without_a_backslash(shop, proxied, place):
         shop.answers[place.format(n=n)] = shop.answers[place.format(n=n).replace("\\", "%5C")] = answer
     where = asked(proxied, shop.url + place.format(n=0)).headers["location"]
     assert "\\" not in where
-    refused = asked(proxied, where.removeprefix("/").replace("%5C", "/"))  # as a client that reads it so asks for it
-    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
-    refused = asked(proxied, where.removeprefix("/"))
-    assert (refused.status_code, refused.json()["rule"]) == (402, "one_payment_per_request")
+    asked(proxied, where.removeprefix("/").replace("%5C", "/"))  # as a client that reads it so asks for it
+    asked(proxied, where.removeprefix("/"))
     assert len(set(shop.nonces)) == 1
 
 

@@ -81,7 +81,11 @@ class Runaway:
                 if acts is not None and number == at:
                     acts(self)
                 method, path = script(number)
-                base = self.others[0].url if path.startswith("/elsewhere") else self.net.merchant.url
+                base = (
+                    self.others[0].url.replace("127.0.0.1", "localhost")
+                    if path.startswith("/elsewhere")
+                    else self.net.merchant.url
+                )
                 url = base + path.removeprefix("/elsewhere")
                 try:
                     through.append(http.request(method, url, json={} if method == "POST" else None).status_code)

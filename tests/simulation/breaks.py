@@ -39,7 +39,7 @@ BREAKS = (
      "due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if found else []",
      "due = [hold for hold in rows.due(now_ms // 1000, DUE_AT_ONCE) if hold.node_id in nodes]"),
     ("S2: the goods of a payment that was presented again are withheld", "x402/flow.py",
-     "if authorized.represented and not succeeded(reply.status) and was_taken(hold):",
+     "if authorized.represented and not authorized.polls and not succeeded(reply.status) and was_taken(hold):",
      "if authorized.represented and was_taken(hold):"),
     ("S3a: a purchase stays remembered only while its hold is live", "ledger/purchases.py",
      "if hold.delivery in _OPEN and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))",

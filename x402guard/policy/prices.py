@@ -72,7 +72,7 @@ class Prices(Struct, StepGuard, frozen=True):
         key = _key(step, step.payee)
         row = view.mark(key) or {}
         known = self._known(view, row)
-        if len(known) < _FEWEST_PRICES or step.amount <= max(self._most(view, row, step), row.get("accepted", 0)):
+        if len(known) < _FEWEST_PRICES or step.amount <= self._most(view, row, step):
             return None
         usual, asked = format_dollars(Nanos(self._usual(view, row, step))), format_dollars(step.amount)
         place = price_route(step.shown)
@@ -89,10 +89,7 @@ class Prices(Struct, StepGuard, frozen=True):
         key, label = _key(step, step.payee), step.asks.label
         row = dict(view.mark(key) or {})
         known, priced = self._known(view, row), [step.amount, view.now_ms, step.asks.size, step.asks.output]
-        most = (
-            max(self._plain(view, row, step), row.get("accepted", 0)) if len(known) >= _FEWEST_PRICES else step.amount
-        )
-        if step.asks.model and step.amount > most:
+        if step.asks.model and len(known) >= _FEWEST_PRICES and step.amount > self._plain(view, row, step):
             row["models"] = [*self._models(view, row), view.now_ms][-_MODELS_A_DAY:]
         if _is_calm(step, known):
             row["prices"] = _kept([*known, priced], _PRICES)
@@ -113,7 +110,8 @@ class Prices(Struct, StepGuard, frozen=True):
         return [at_ms for at_ms in row.get("models") or [] if at_ms > view.now_ms - _DAY_MS]
 
     def _own(self, view: LedgerView, row: Mapping[str, Any], step: Step) -> list[list[int]]:
-        return self._known(view, {"prices": (row.get("classes") or {}).get(step.asks.label) or []})
+        classes = row.get("classes")
+        return self._known(view, {"prices": classes.get(step.asks.label)}) if classes else []
 
     def _usual(self, view: LedgerView, row: Mapping[str, Any], step: Step) -> int:
         """Return what a like request has cost, in nano-dollars: of its class, or of its route while that says little."""
@@ -123,13 +121,16 @@ class Prices(Struct, StepGuard, frozen=True):
         return max(route, _median(_alike(step, own))) if own else route
 
     def _plain(self, view: LedgerView, row: Mapping[str, Any], step: Step) -> int:
-        return self.ratio * self._usual(view, row, step)
+        """Return the most that a request may cost whose model is known."""
+        accepted: int = row.get("accepted", 0)
+        return max(self.ratio * self._usual(view, row, step), accepted)
 
     def _most(self, view: LedgerView, row: Mapping[str, Any], step: Step) -> int:
         """Return the most that a request may cost."""
         is_new = bool(step.asks.model) and not self._own(view, row, step)
+        plain = self._plain(view, row, step)
         is_other = is_new and len(self._models(view, row)) < _MODELS_A_DAY
-        return self._plain(view, row, step) * (_OTHER_MODEL if is_other else 1)
+        return max(plain, self.ratio * self._usual(view, row, step) * _OTHER_MODEL) if is_other else plain
 
 
 def _alike(step: Step, prices: Iterable[list[int]]) -> list[int]:
@@ -151,9 +152,13 @@ def _alike(step: Step, prices: Iterable[list[int]]) -> list[int]:
 
 def _kept(prices: list[list[int]], most: int) -> list[list[int]]:
     """Return the last prices, and of those before them the ones of the smallest requests: many large ones replace none."""
-    last = most - _FEWEST_PRICES
-    before = sorted(prices[:-last], key=lambda price: max(price[2], _LEAST_BYTES) * max(price[3], 1))[:_FEWEST_PRICES]
-    return [*sorted(before, key=lambda price: price[1]), *prices[-last:]]
+    if len(prices) <= most:
+        return prices
+    before, last = prices[: _FEWEST_PRICES - most], prices[_FEWEST_PRICES - most :]
+    smallest = sorted(
+        [(max(size, _LEAST_BYTES) * max(output, 1), at) for at, (_, _, size, output) in enumerate(before)]
+    )
+    return [*[before[at] for at in sorted([at for _, at in smallest[:_FEWEST_PRICES]])], *last]
 
 
 def _is_calm(step: Step, prices: list[list[int]]) -> bool:

@@ -147,7 +147,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     if not payable.cases and not (yield from is_out(context, request)):
         raise (yield from refuse(none_payable(payable)))
     authorized = yield from _authorize(request, context, payable, refuse)  # 6
-    authorized = replace(authorized, polls=request.polls)
+    authorized = replace(authorized, polls=True) if request.polls else authorized
     offered_s = max((case.offer.max_timeout_s for case in payable.cases), default=0)
     return (yield from _signed_and_sent(request, context, authorized, offered_s))
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
-from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, offer_response, receipt, required
+from tests.support.merchant import URL, async_client, b64, client, make_guard, offer_response, receipt, required
 from x402guard import Loop, LoopDetected, Policy, SessionTripped
 from x402guard.stores import open_store
 
@@ -214,17 +214,6 @@ def test_a_host_without_a_dot_is_no_tool_of_this_machine(place):
         with pytest.raises(LoopDetected):
             for n in range(40):
                 session.pay(required(url=place)).settled(receipt(transaction=f"0x{n:064x}"))
-
-
-def test_the_method_of_a_direct_payment_makes_no_request_one_of_this_machine():
-    with (
-        make_guard(policy=Policy(loop=Loop(own={"forecast": None}))) as guard,
-        guard.session("s", budget="$5") as session,
-    ):
-        http = client(session, Shop())
-        with pytest.raises(LoopDetected):
-            for _ in range(40):
-                http.request("PAY", "https://evil/forecast")
 
 
 @pytest.mark.parametrize("place", ["mcp://weather/forecast", "MCP://weather/forecast"])
