@@ -30,6 +30,9 @@ DISPUTED: Final = "disputed_usage"
 MEAN: Final = "llm_mean"
 ESTIMATED: Final = "llm_estimated"
 HIDDEN: Final = "hidden_input"
+UNREAD: Final = "usage_not_read"
+"""The event of stated counts that nothing reads."""
+_MOST_UNREAD: Final = 20
 
 
 class Bill(Struct, frozen=True):
@@ -43,6 +46,7 @@ class Bill(Struct, frozen=True):
         claimed: nano-dollars that the stated usage would cost, if the amount is disputed; else None.
         tokens: the tokens of a disputed usage, up to the most that the model can take.
         hidden_input: input tokens beyond those that the request's bytes allow.
+        unread: the names of stated counts that nothing reads, and that are booked at the dearest rate.
         latches: True if the owner's settings trip the session after such a bill.
     """
 
@@ -53,6 +57,7 @@ class Bill(Struct, frozen=True):
     claimed: Nanos | None = None
     tokens: int = 0
     hidden_input: int = 0
+    unread: str = ""
     latches: bool = False
 
     def proof(self, hold: Hold) -> Billed | Stated | None:
@@ -161,6 +166,8 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
         _add_to_mean(view, marks[0], bill.amount)
     if bill.hidden_input:
         _learn_hidden_input(view, now, marks, bill.hidden_input)
+    if bill.unread:
+        tell_unread(view, now, marks, bill.unread)
     return after
 
 
@@ -174,9 +181,9 @@ def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...]
     key = next((key for key in marks if key[0] == HIDDEN), None)
     if key is None:
         return
-    before = view.mark(key)
-    view.put_mark(key, {"tokens": max(tokens, 0 if before is None else int(before["tokens"]))})
-    if before is None:
+    known = view.mark(key) or {}
+    view.put_mark(key, {**known, "tokens": max(tokens, int(known.get("tokens", 0)))})
+    if not known.get("tokens"):
         facts = {"name": "hidden_input", "place": key[1], "tokens": tokens}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
         message = (
@@ -184,6 +191,22 @@ def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...]
             "are billed, and held for from now on"
         )
         view.tell("hidden_input", "warning", message, session=hold.node_id, facts={"place": key[1], "tokens": tokens})
+
+
+def tell_unread(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...], names: str) -> None:
+    """Tell of counts that nothing reads, once a host and model."""
+    key = next((key for key in marks if key[0] == HIDDEN), None)
+    if key is None:
+        return
+    before = dict(view.mark(key) or {"tokens": 0})
+    told: list[str] = before.get("unread", [])
+    if names in told:
+        return
+    view.put_mark(key, {**before, "unread": [*told, names][-_MOST_UNREAD:]})
+    facts = {"name": UNREAD, "place": key[1], "counts": names}
+    view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+    message = f"{key[1]} states counts that nothing reads, and they are booked at the dearest rate"
+    view.tell(UNREAD, "warning", message, session=hold.node_id, facts={"place": key[1], "counts": names})
 
 
 def _tell_dispute(view: LedgerView, hold: Hold, bill: Bill) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
@@ -22,6 +23,7 @@ from x402guard.llm.ceiling import (
     find_model,
     most_possible,
     most_tokens,
+    unread_cost,
     whole_nanos,
 )
 from x402guard.llm.content import kind_of
@@ -30,6 +32,9 @@ from x402guard.llm.prices import TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
+
+NOT_READ: Final = "counts that nothing reads, at the dearest rate"
+"""A note. Their names are the provider's words: only the event and the notice to the owner have them."""
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -67,6 +72,7 @@ def bill_answer(
         factor = read.factor * (US_ONLY if read.stated.us_only else 1)
         usage = read.stated.usage
         most = most_possible(ceiling, read.rates, usage, factor=factor) if read.amount > held else read.amount
+        most = Nanos(most + read.unread)  # it is bounded by itself
         tokens = min(tokens_in(usage), sum(most_tokens(ceiling, read.rates)))
     except Exception as error:  # noqa: BLE001 - a paid answer is its caller's, whatever its usage looks like
         return ceiling_bill(held, f"the answer states no readable usage ({type(error).__name__})")
@@ -87,13 +93,14 @@ def bill_answer(
         tokens=tokens,
         hidden_input=0 if claimed is not None else _hidden(usage, ceiling),
         latches=settings.disputes == "latch" and bool(claimed is not None or beyond),
+        unread=read.stated.unread_names if read.unread else "",
     )
 
 
 class _Read(Struct, frozen=True):
     """What an answer states, priced: *factor* on the prices, *contradiction* between the counts, or "".
 
-    *estimated*: a part of the amount is not stated, which *note* names.
+    *estimated*: a part of the amount is not stated, which *note* names. *unread*: the part for counts that nothing reads.
     """
 
     stated: Stated
@@ -103,6 +110,7 @@ class _Read(Struct, frozen=True):
     contradiction: str = ""
     estimated: bool = False
     note: str = ""
+    unread: Nanos = Nanos(0)
 
 
 def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, Any], held: Nanos) -> _Read:
@@ -128,9 +136,24 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
         amount, guessed, note = Nanos(max(amount, held)), Decimal(0), "a tool without a price or an allowance ran"
     else:
         note = "tools at their allowance" if guessed else ""
+    unread, stated = Decimal(0), replace(stated, unread=(*stated.unread, *_unpriced(rates, stated)))
+    if stated.unread and stated.charged is None:
+        unread = unread_cost(rates, stated.unread, sum(most_tokens(ceiling, rates))) * factor
+        note = NOT_READ
     if factor != 1 and stated.charged is None:
         note = f"a tier without a price, at {factor} times the standard one"
-    return _Read(stated, Nanos(amount + whole_nanos(guessed)), rates, factor, contradiction, bool(note), note)
+    amount = Nanos(amount + whole_nanos(guessed + unread))
+    return _Read(stated, amount, rates, factor, contradiction, bool(note), note, whole_nanos(unread))
+
+
+def _unpriced(rates: Rates, stated: Stated) -> Iterator[tuple[str, int]]:
+    """Yield the counts that are read, are no part of the tokens, and have no price. Tools have their allowances."""
+    for unit, count in stated.usage.items():
+        if not unit.endswith("_tokens") and unit not in rates.priced.units and unit not in _COUNTED_ELSEWHERE:
+            yield unit, count
+
+
+_COUNTED_ELSEWHERE: Final = frozenset({*UNITS.values(), "audio_seconds"})  # the whole of seconds that are read as parts
 
 
 def _hidden(usage: Usage, ceiling: Ceiling) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
@@ -294,7 +294,7 @@ def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decim
     fees = {unit: min(count, MOST_USES) for unit, count in usage.items() if not unit.endswith("_tokens")}
     contexts = [{}, *({key: value} for key, value in priced.contexts), dict(rates.context)]
     with localcontext(_EXACT):
-        dearest = max(_dearest(rates.book, priced, window, longest, context) for context in contexts) * factor
+        dearest = max(sum(_dearest(rates.book, priced, window, longest, context)) for context in contexts) * factor
         dearest += ceiling.beside + (rates.book.cost(priced, fees, {}) if fees else 0)
     return Nanos(max(whole_nanos(dearest), ceiling.amount(ceiling.limit or 0)))
 
@@ -315,7 +315,10 @@ def _has_long_rates(rates: Rates, window: int) -> bool:
     return rates.dollars(long) * window > rates.dollars(short) * _WINDOW
 
 
-def _dearest(book: PriceBook, priced: PricedModel, window: int, longest: int, context: Mapping[str, str]) -> Decimal:
+def _dearest(
+    book: PriceBook, priced: PricedModel, window: int, longest: int, context: Mapping[str, str]
+) -> tuple[Decimal, Decimal]:
+    """Return the most that so many tokens can cost, in dollars: those of input, and those of output."""
     plain: Usage = {"input_tokens": window}
     before = book.cost(priced, plain, context)
     into = max(book.cost(priced, _alone(unit, window), context) for unit in priced.units if _is_input(unit))
@@ -324,7 +327,41 @@ def _dearest(book: PriceBook, priced: PricedModel, window: int, longest: int, co
         for unit in (priced.units | {"output_tokens"})
         if unit.startswith("output_") and unit.endswith("_tokens")
     )
-    return into + out
+    return into, out
+
+
+_MILLION: Final = 1_000_000
+_TOKENS_EACH: Final[Mapping[str, int]] = {"seconds": 100, "pages": 5_000, "images": 10_000}
+"""What one of them is taken for where a model has no price for it: more tokens than any vendor counts for it."""
+_FEES: Final = ("requests", "queries", "searches", "units", "calls", "uses", "classifications")
+_FEE: Final = Decimal("0.05")
+"""Dollars of one use of what has no price: more than any listed fee of a search or a tool."""
+
+
+def unread_cost(rates: Rates, unread: Iterable[tuple[str, int]], most: int | None = None) -> Decimal:
+    """Return the dollars of counts that nothing reads: at the dearest rate that the model's prices allow.
+
+    *most* are the tokens that the model can take at all, if the request is known: no count is more than that.
+    """
+    most = most or 2 * max(_WINDOW, rates.priced.context_window or 0)
+    total = Decimal(0)
+    with localcontext(_EXACT):
+        for name, count in unread:
+            kind = name.rpartition("_")[2].rpartition(".")[2].lower()
+            priced = [unit for unit in rates.priced.units if unit.endswith(f"_{kind}") and kind != "tokens"]
+            if priced:
+                rate = max(rates.book.cost(rates.priced, {unit: _MILLION}, rates.context) for unit in priced) / _MILLION
+                total += rate * min(count, most)
+            elif kind in _FEES:
+                total += _FEE * min(count, MOST_USES)
+            else:
+                total += _dearest_token(rates) * min(count * _TOKENS_EACH.get(kind, 1), most)
+    return total
+
+
+def _dearest_token(rates: Rates) -> Decimal:
+    contexts = [{}, dict(rates.context)]
+    return max(max(_dearest(rates.book, rates.priced, _MILLION, _MILLION, each)) for each in contexts) / _MILLION
 
 
 def _is_input(unit: str) -> bool:

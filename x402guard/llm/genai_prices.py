@@ -198,6 +198,10 @@ class GenaiPriceBook:
         except (AttributeError, TypeError, LookupError) as error:  # a field of another type than the extractor expects
             raise ValueError(f"the usage cannot be read: {type(error).__name__}") from error
 
+    def reads(self, provider: str, flavour: str) -> frozenset[str]:
+        """Return the names of the counts that ``extract`` reads (see ``PriceBook``)."""
+        return _read_names(provider, flavour)
+
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a hint for an unknown name (see ``PriceBook``)."""
         from difflib import get_close_matches  # for an error
@@ -291,6 +295,15 @@ def _extractor(provider: str, flavour: str) -> UsageExtractor:
             if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
                 return extractor
     raise ValueError(f"no extractor reads the usage of {provider}'s {flavour}")
+
+
+@cache
+def _read_names(provider: str, flavour: str) -> frozenset[str]:
+    extractor = _extractor(provider, flavour)
+    root = [extractor.root] if isinstance(extractor.root, str) else list(extractor.root)
+    paths = ([mapping.path] if isinstance(mapping.path, str) else mapping.path for mapping in extractor.mappings)
+    # The first part is the usage itself. A condition on the entries of a list has no name.
+    return frozenset(".".join([*root[1:], *(part for part in path if isinstance(part, str))]) for path in paths)
 
 
 def _reads(extractor: UsageExtractor, field: str | None) -> bool:

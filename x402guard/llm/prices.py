@@ -126,6 +126,11 @@ class RegisteredBook:
         """Return the usage that an answer states (see ``PriceBook``)."""
         return self.book.extract(provider, flavour, answer)
 
+    def reads(self, provider: str, flavour: str) -> frozenset[str]:
+        """Return the names of the counts that ``extract`` reads (see ``PriceBook``)."""
+        asked: Callable[[str, str], frozenset[str]] | None = getattr(self.book, "reads", None)
+        return frozenset() if asked is None else asked(provider, flavour)
+
     def register(self, model: str, price: ModelPrice, at_unix: int) -> RegisteredBook:
         """Return the book with one more price of a session.
 
@@ -231,6 +236,9 @@ class PriceBook(Protocol):
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that a provider's answer states. Raises ``ValueError`` if it states no readable usage."""
+
+    def reads(self, provider: str, flavour: str) -> frozenset[str]:
+        """Return the names, with dots, of the counts of a usage that ``extract`` reads."""
 
 
 class TokenCounter(Protocol):

@@ -10,12 +10,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.flow.capture import HOLD_S, Bill, tokens_in
+from x402guard.flow.capture import HIDDEN, HOLD_S, Bill, tell_unread, tokens_in
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.frozen import replace
+from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Nanos, Purpose
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
@@ -56,7 +57,12 @@ def record_call(context: Context, meter: Meter, entropy: bytes, statement: State
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
     # The limits of the guards do not apply to an owed call; it is counted for later steps, and a loop is told.
     step = Step(HoldKind.LLM, statement.model, _key(context, statement), context.node_id)
-    marks = (*marks, *guard_marks(context.policy, step), *guard_marks(context.policy, step, ending=True))
+    marks = (
+        *marks,
+        _place(statement),
+        *guard_marks(context.policy, step),
+        *guard_marks(context.policy, step, ending=True),
+    )
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
     book = partial(_book, context=context, hold_id=hold_id, statement=statement, step=step)
 
@@ -89,6 +95,10 @@ def record_call(context: Context, meter: Meter, entropy: bytes, statement: State
         raise told
     receipt = receipt_of(recorded.hold)
     return replace(receipt, model=statement.model, usage=priced[0].usage)
+
+
+def _place(statement: Statement) -> MarkKey:
+    return HIDDEN, f"{statement.provider} {statement.model}"
 
 
 def _key(context: Context, statement: Statement) -> str:
@@ -126,6 +136,8 @@ def _book(
     begin(view, hold, _facts(hold, statement, rates))
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)), bill.proof(hold))
+    if bill.unread:
+        tell_unread(view, after, (_place(statement),), bill.unread)
     trip_exceeded(view, context.node_id)
     loop = context.policy.loop
     words = None if loop is None else loop.find_loop(view, step)

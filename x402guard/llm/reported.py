@@ -14,8 +14,8 @@ from x402guard.flow.ports import Usage
 from x402guard.kernel.rows import MAX_NANOS, Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import MOST_TOKENS
-from x402guard.llm.bill import billed_rates, cost_of
-from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, whole_nanos
+from x402guard.llm.bill import NOT_READ, billed_rates, cost_of
+from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, unread_cost, whole_nanos
 from x402guard.llm.content import Unbounded, kind_of
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import PriceBook
@@ -190,12 +190,15 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
             f"usage: {statement.model!r} was billed at a tier that is not in the price book",
             error=Unpriced,
         )
-    amount = Nanos(cost_of(rates, factor, stated) + allowed)
+    unread = whole_nanos(unread_cost(rates, stated.unread)) if stated.charged is None else Nanos(0)
+    amount = Nanos(cost_of(rates, factor, stated) + allowed + unread)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
     for unit, count in stated.usage.items():
         if count > MOST_TOKENS:
             raise ValueError(f"usage: more than {MOST_TOKENS:,} {unit} are impossible")
+    if unread:
+        return Bill(amount, Evidence.ESTIMATE, stated.usage, NOT_READ, unread=stated.unread_names), rates
     if allowed:
         return Bill(amount, Evidence.ESTIMATE, stated.usage, "tools at their allowance"), rates
     return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage), rates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from x402guard.flow.ports import Usage
 from x402guard.llm.events import SEARCHED
+from x402guard.llm.leaves import Unread, read_leaves
 from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call, costs_more_there, plain_tier
 from x402guard.llm.routes import Flavour
@@ -43,6 +44,7 @@ class Stated(Struct, frozen=True):
         charged: the dollars that the gateway states it charged, or None.
         us_only: True if it was answered in the United States on request, which costs more.
         counted: kinds of provider-run tools whose use is among the counts.
+        unread: counts that nothing reads.
     """
 
     usage: Usage
@@ -50,6 +52,12 @@ class Stated(Struct, frozen=True):
     charged: Decimal | None
     us_only: bool
     counted: frozenset[str]
+    unread: Unread = ()
+
+    @property
+    def unread_names(self) -> str:
+        """The names of the counts that nothing reads; "" without any."""
+        return ", ".join(name for name, _ in self.unread)[:200]
 
 
 def read_usage(
@@ -74,6 +82,11 @@ def read_usage(
     hidden = _beyond_parts(stated, usage) if completes else 0
     if hidden:
         usage["output_tokens"] = usage.get("output_tokens", 0) + hidden
+    asked: Callable[[str, str], frozenset[str]] = getattr(book, "reads", _reads_nothing)
+    meta = answer.get("meta")
+    whole = meta if flavour == "cohere_embed" and isinstance(meta, dict) else stated
+    more, unread = read_leaves(flavour, whole, asked(call.route.provider, flavour), usage)
+    usage |= more
     searches = dict(_tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
     if repaired:
@@ -86,7 +99,12 @@ def read_usage(
         charged=_charged(call, stated, repaired=repaired),
         us_only=costs_more_there(stated.get("inference_geo")) or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
+        unread=unread,
     )
+
+
+def _reads_nothing(_provider: str, _flavour: str) -> frozenset[str]:
+    return frozenset()
 
 
 def check_parts(usage: Usage) -> None:

@@ -55,7 +55,6 @@ def test_a_usage_of_nothing_costs_the_ceiling():
     [
         {"estimated_cost": 1.2e-05},
         {"time_to_first_token": 0.21, "total_tokens_per_sec": 120.3},
-        {"prompt_audio_seconds": 1.5},
     ],
 )
 def test_a_measure_that_is_no_count_disputes_nothing(measure):

@@ -1,0 +1,215 @@
+"""What is stated and not understood is never nothing: each count of a usage moves the bill, or stands in a table with its reason."""
+
+import types
+import typing
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from tests.support.merchant import make_guard
+from x402guard import GuardedTransport, Metering
+from x402guard.llm.leaves import INSIDE, KNOWN
+
+WORDS = "hi " * 12_000
+HI = [{"role": "user", "content": WORDS}]
+OPENAI = "https://api.openai.com/v1"
+GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash:generateContent"
+CHATTED = {"prompt_tokens": 9_000, "completion_tokens": 9_000}
+RESPONDED = {"input_tokens": 9_000, "output_tokens": 9_000}
+TOLD = "usage_not_read"
+
+
+def asks(model, **more):
+    return {"model": model, "messages": HI, "max_tokens": 20_000, **more}
+
+
+def booked(url, asked, usage, *, field="usage", disputes="book", **around):
+    """What an answer with this usage is booked at, in nano-dollars, and the counts that the owner was told of."""
+    answer = {"model": asked.get("model", ""), field: usage, **around}
+    notices = []
+    with (
+        make_guard(metering=Metering(disputes=disputes), on_notice=notices.append) as guard,
+        guard.session("s", budget="$500.00") as session,
+        httpx.Client(
+            transport=GuardedTransport(session, httpx.MockTransport(lambda _: httpx.Response(200, json=answer)))
+        ) as http,
+    ):
+        for _ in range(2):
+            assert http.post(url, json=asked).status_code == 200
+        assert session.report().to_dict()["trip_reason"] is None
+        spent = int(session.spent * 10**9)
+    assert spent % 2 == 0
+    return spent // 2, [notice.facts["counts"] for notice in notices if notice.kind == TOLD]
+
+
+CHAT_DONE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
+
+
+def chat(usage, model="gpt-4o", url=f"{OPENAI}/chat/completions", **more):
+    return booked(url, asks(model), usage, **CHAT_DONE, **more)
+
+
+@pytest.mark.parametrize(("seconds", "bill"), [(600, 40_021_000), (30, 2_021_000)])
+def test_seconds_of_audio_are_read_and_billed(seconds, bill):
+    usage = {"prompt_tokens": 10, "prompt_audio_seconds": seconds, "completion_tokens": 50, "total_tokens": 60}
+    url = "https://api.mistral.ai/v1/chat/completions"
+    assert chat(usage, "voxtral-small-latest", url) == (bill, [])
+
+
+@pytest.mark.parametrize(
+    ("usage", "bill"),
+    [
+        (
+            {
+                "input_tokens": 300,
+                "output_tokens": 200,
+                "input_token_details": {"audio_tokens": 200, "text_tokens": 100},
+                "output_token_details": {"audio_tokens": 90},
+            },
+            14_320_000,  # 200 × $32, 100 × $4, 90 × $64 and 110 × $16 a million
+        ),
+    ],
+)
+def test_the_details_of_realtime_are_read(usage, bill):
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        session.record_usage("openai", "gpt-realtime", usage)
+        assert int(session.spent * 10**9) == bill
+
+
+@pytest.mark.parametrize(
+    "name", ["prompt_holograms", "avatar_seconds", "scent_requests", "prompt_tokens_details.smell_tokens", "x"]
+)
+def test_a_count_with_no_name_that_we_know_is_booked_at_the_dearest_and_told_once(name):
+    plain, _ = chat(CHATTED)
+    outer, _, inner = name.rpartition(".")
+    leaf = {inner: 500}
+    amount, told = chat(CHATTED | ({outer: leaf} if outer else leaf))
+    assert amount >= plain + 500 * 10_000  # at the price of output, $10 a million
+    assert told == [name]
+
+
+def test_a_count_is_at_most_what_the_model_can_take_and_trips_nothing_by_itself():
+    plain, _ = chat(CHATTED)
+    amount, _ = chat(CHATTED | {"holograms": 10**15}, disputes="latch")
+    assert plain < amount < plain + 10 * 10**9
+
+
+def test_a_call_that_is_reported_tells_as_well():
+    notices = []
+    with make_guard(on_notice=notices.append) as guard, guard.session("s", budget="$5.00") as session:
+        for _ in range(2):
+            session.record_usage("openai", "gpt-4o", {**CHATTED, "prompt_tokens_details": {"smell_tokens": 100}})
+        assert int(session.spent * 10**9) == 2 * (9_000 * 12_500 + 100 * 10_000)
+    assert [notice.facts["counts"] for notice in notices if notice.kind == TOLD] == [
+        "prompt_tokens_details.smell_tokens"
+    ]
+
+
+# -- the exam: each count in the types of the vendors' SDKs ------------------------------------------------------------
+
+
+def leaves(model, path=(), depth=0):
+    """Yield the path of each number in a type, with True where a list stands."""
+    for name, info in model.model_fields.items():
+        alias = info.alias or name
+        for kind, is_list in kinds(info.annotation):
+            here = (*path, (alias, is_list))
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                if depth < 4:
+                    yield from leaves(kind, here, depth + 1)
+            elif kind in (int, float):
+                yield here
+
+
+def kinds(annotation, is_list=False):
+    origin = typing.get_origin(annotation)
+    if origin in (list, list):
+        for each in typing.get_args(annotation):
+            yield from kinds(each, True)
+    elif origin is typing.Annotated:
+        yield from kinds(typing.get_args(annotation)[0], is_list)
+    elif origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            yield from kinds(each, is_list)
+    else:
+        yield annotation, is_list
+
+
+def placed(usage, path, count):
+    """The usage with one leaf set."""
+    (name, is_list), *rest = path
+    before = usage.get(name)
+    if not rest:
+        return {**usage, name: (before or 0) + count if isinstance(before, int) else count}
+    inner = placed(before if isinstance(before, dict) else {}, rest, count)
+    if is_list and name.endswith("Details"):
+        inner = {"modality": "AUDIO", **inner}
+    return {**usage, name: [inner] if is_list else inner}
+
+
+def answered_chat(usage):
+    return chat(usage)
+
+
+def answered_mistral(usage):
+    return chat(usage, "mistral-large-latest", "https://api.mistral.ai/v1/chat/completions")
+
+
+def answered_responses(usage):
+    asked = {"model": "gpt-4o", "input": WORDS, "max_output_tokens": 20_000}
+    return booked(f"{OPENAI}/responses", asked, usage, status="completed", output=[], object="response")
+
+
+def answered_anthropic(usage):
+    around = {"id": "m", "type": "message", "role": "assistant", "content": [], "stop_reason": "end_turn"}
+    return booked("https://api.anthropic.com/v1/messages", asks("claude-sonnet-4-5"), usage, **around)
+
+
+def answered_gemini(usage):
+    asked = {"contents": [{"parts": [{"text": WORDS}]}], "generationConfig": {"maxOutputTokens": 20_000}}
+    done = {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": "STOP"}]}
+    return booked(GEMINI, asked, usage, field="usageMetadata", **done)
+
+
+def answered_cohere(usage):
+    around = {"id": "m", "finish_reason": "COMPLETE", "message": {"role": "assistant", "content": []}}
+    return booked("https://api.cohere.com/v2/chat", asks("command-a-03-2025"), usage, **around)
+
+
+def exam():
+    from anthropic.types import Usage as Claude
+    from anthropic.types.beta import BetaUsage
+    from cohere.types.usage import Usage as Cohere
+    from google.genai.types import GenerateContentResponseUsageMetadata
+    from mistralai.client.models import UsageInfo
+    from openai.types import CompletionUsage
+    from openai.types.responses.response_usage import ResponseUsage
+
+    cohere = {"billed_units": {"input_tokens": 9_000, "output_tokens": 9_000}}
+    gemini = {"promptTokenCount": 9_000, "candidatesTokenCount": 9_000}
+    rows = [
+        ("chat", CompletionUsage, CHATTED, answered_chat),
+        ("chat", UsageInfo, CHATTED, answered_mistral),
+        ("responses", ResponseUsage, RESPONDED, answered_responses),
+        ("messages", Claude, RESPONDED, answered_anthropic),
+        ("messages", BetaUsage, RESPONDED, answered_anthropic),
+        ("gemini", GenerateContentResponseUsageMetadata, gemini, answered_gemini),
+        ("cohere", Cohere, cohere, answered_cohere),
+    ]
+    for flavour, model, plain, answered in rows:
+        for path in dict.fromkeys(leaves(model)):
+            dotted = ".".join(name for name, _ in path)
+            yield pytest.param(
+                flavour, path, plain, answered, id=f"{model.__module__.split('.')[0]} {model.__name__} {dotted}"
+            )
+
+
+@pytest.mark.parametrize(("flavour", "path", "plain", "answered"), list(exam()))
+def test_no_count_that_a_vendors_library_knows_is_dropped(flavour, path, plain, answered):
+    before, _ = answered(plain)
+    after, told = answered(placed(plain, path, 700))
+    name = ".".join(each for each, _ in path)
+    in_table = name.removeprefix("iterations.") in {*KNOWN[flavour], *plain} or path[0][0] in INSIDE
+    assert after != before or in_table or told, "it is read by nothing, and no table says why"
+    assert after >= before or in_table or "cache" in name.lower(), "a part of the input at a lower price"
