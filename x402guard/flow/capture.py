@@ -33,6 +33,7 @@ HIDDEN: Final = "hidden_input"
 UNREAD: Final = "usage_not_read"
 """The event of stated counts that nothing reads."""
 _MOST_UNREAD: Final = 20
+_LONGEST_NAME: Final = 60
 
 
 class Bill(Struct, frozen=True):
@@ -57,7 +58,7 @@ class Bill(Struct, frozen=True):
     claimed: Nanos | None = None
     tokens: int = 0
     hidden_input: int = 0
-    unread: str = ""
+    unread: tuple[str, ...] = ()
     latches: bool = False
 
     def proof(self, hold: Hold) -> Billed | Stated | None:
@@ -193,20 +194,23 @@ def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...]
         view.tell("hidden_input", "warning", message, session=hold.node_id, facts={"place": key[1], "tokens": tokens})
 
 
-def tell_unread(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...], names: str) -> None:
-    """Tell of counts that nothing reads, once a host and model."""
+def tell_unread(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...], names: tuple[str, ...]) -> None:
+    """Tell of counts that nothing reads, each name once a host and model, and of the first ones alone.
+
+    The names are the provider's words, which a report does not show: only the owner's notice has them.
+    """
     key = next((key for key in marks if key[0] == HIDDEN), None)
     if key is None:
         return
     before = dict(view.mark(key) or {"tokens": 0})
     told: list[str] = before.get("unread", [])
-    if names in told:
+    new = [name[:_LONGEST_NAME] for name in names if name[:_LONGEST_NAME] not in told][: _MOST_UNREAD - len(told)]
+    if not new:
         return
-    view.put_mark(key, {**before, "unread": [*told, names][-_MOST_UNREAD:]})
-    facts = {"name": UNREAD, "place": key[1], "counts": names}
-    view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+    view.put_mark(key, {**before, "unread": [*told, *new]})
+    view.record(hold.node_id, "event", hold_id=hold.id, facts={"name": UNREAD, "place": key[1]})
     message = f"{key[1]} states counts that nothing reads, and they are booked at the dearest rate"
-    view.tell(UNREAD, "warning", message, session=hold.node_id, facts={"place": key[1], "counts": names})
+    view.tell(UNREAD, "warning", message, session=hold.node_id, facts={"place": key[1], "counts": ", ".join(new)})
 
 
 def _tell_dispute(view: LedgerView, hold: Hold, bill: Bill) -> None:

@@ -93,7 +93,7 @@ def bill_answer(
         tokens=tokens,
         hidden_input=0 if claimed is not None else _hidden(usage, ceiling),
         latches=settings.disputes == "latch" and bool(claimed is not None or beyond),
-        unread=read.stated.unread_names if read.unread else "",
+        unread=read.stated.unread_names,
     )
 
 
@@ -137,9 +137,9 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
     else:
         note = "tools at their allowance" if guessed else ""
     unread, stated = Decimal(0), replace(stated, unread=(*stated.unread, *_unpriced(rates, stated)))
-    if stated.unread and stated.charged is None:
+    if stated.unread_names:
         unread = unread_cost(rates, stated.unread, sum(most_tokens(ceiling, rates))) * factor
-        note = NOT_READ
+        note = note or NOT_READ
     if factor != 1 and stated.charged is None:
         note = f"a tier without a price, at {factor} times the standard one"
     amount = Nanos(amount + whole_nanos(guessed + unread))

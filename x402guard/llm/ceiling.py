@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
@@ -291,7 +292,11 @@ def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decim
     *usage* states them, up to ``MOST_USES`` each.
     """
     priced, (window, longest) = rates.priced, most_tokens(ceiling, rates)
-    fees = {unit: min(count, MOST_USES) for unit, count in usage.items() if not unit.endswith("_tokens")}
+    fees = {
+        unit: min(count, _MOST_SECONDS if unit.endswith("_seconds") else MOST_USES)
+        for unit, count in usage.items()
+        if not unit.endswith("_tokens")
+    }
     contexts = [{}, *({key: value} for key, value in priced.contexts), dict(rates.context)]
     with localcontext(_EXACT):
         dearest = max(sum(_dearest(rates.book, priced, window, longest, context)) for context in contexts) * factor
@@ -330,38 +335,44 @@ def _dearest(
     return into, out
 
 
-_MILLION: Final = 1_000_000
+_MOST_SECONDS: Final = 86_400
 _TOKENS_EACH: Final[Mapping[str, int]] = {"seconds": 100, "pages": 5_000, "images": 10_000}
 """What one of them is taken for where a model has no price for it: more tokens than any vendor counts for it."""
-_FEES: Final = ("requests", "queries", "searches", "units", "calls", "uses", "classifications")
+_FEES: Final = frozenset(
+    {"requests", "queries", "searches", "search", "units", "calls", "uses", "sources", "classifications"}
+)
 _FEE: Final = Decimal("0.05")
 """Dollars of one use of what has no price: more than any listed fee of a search or a tool."""
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+")
 
 
 def unread_cost(rates: Rates, unread: Iterable[tuple[str, int]], most: int | None = None) -> Decimal:
     """Return the dollars of counts that nothing reads: at the dearest rate that the model's prices allow.
 
-    *most* are the tokens that the model can take at all, if the request is known: no count is more than that.
+    *most* are the tokens that the model can take at all, if the request is known: all such counts together are no more,
+    and all fees together no more than ``MOST_USES``.
     """
-    most = most or 2 * max(_WINDOW, rates.priced.context_window or 0)
-    total = Decimal(0)
+    tokens, uses, total = most or 2 * max(_WINDOW, rates.priced.context_window or 0), MOST_USES, Decimal(0)
     with localcontext(_EXACT):
         for name, count in unread:
-            kind = name.rpartition("_")[2].rpartition(".")[2].lower()
-            priced = [unit for unit in rates.priced.units if unit.endswith(f"_{kind}") and kind != "tokens"]
+            words = [word.lower() for word in _WORDS.findall(name)]
+            kind = "tokens" if words[-1:] == ["tokens"] else next((word for word in words if word in _TOKENS_EACH), "")
+            priced = [unit for unit in rates.priced.units if kind in _TOKENS_EACH and unit.endswith(f"_{kind}")]
+            if kind != "tokens" and not _FEES.isdisjoint(words):
+                some = min(count, uses)
+                total, uses = total + _FEE * some, uses - some
+                continue
+            some = min(count * (1 if priced else _TOKENS_EACH.get(kind, 1)), tokens)
+            tokens, rate = tokens - some, _dearest_token(rates)
             if priced:
-                rate = max(rates.book.cost(rates.priced, {unit: _MILLION}, rates.context) for unit in priced) / _MILLION
-                total += rate * min(count, most)
-            elif kind in _FEES:
-                total += _FEE * min(count, MOST_USES)
-            else:
-                total += _dearest_token(rates) * min(count * _TOKENS_EACH.get(kind, 1), most)
+                rate = max(rates.book.cost(rates.priced, {unit: _PER}, rates.context) for unit in priced) / _PER
+            total += rate * some
     return total
 
 
 def _dearest_token(rates: Rates) -> Decimal:
     contexts = [{}, dict(rates.context)]
-    return max(max(_dearest(rates.book, rates.priced, _MILLION, _MILLION, each)) for each in contexts) / _MILLION
+    return max(max(_dearest(rates.book, rates.priced, _PER, _PER, each)) for each in contexts) / _PER
 
 
 def _is_input(unit: str) -> bool:

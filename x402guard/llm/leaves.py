@@ -7,8 +7,9 @@ or it is unread: ``bill`` books it at the dearest rate of its model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
+from itertools import islice
 from typing import Any, Final
 
 from x402guard.llm.routes import Flavour
@@ -53,7 +54,9 @@ _OPENAI: Final[Mapping[str, str]] = {
     "prompt_tokens_details.cached_tokens": _A_PART,
     "cached_tokens": _A_PART,
     "reasoning_tokens": _A_PART,
-    "num_sources_used": _A_TOOL,
+    "num_server_side_tools_used": _A_TOOL,
+    "num_cached_tokens": _A_PART,
+    "prompt_token_details.cached_tokens": _A_PART,
     "queue_time": _A_TIME,
     "prompt_time": _A_TIME,
     "completion_time": _A_TIME,
@@ -63,8 +66,6 @@ _OPENAI: Final[Mapping[str, str]] = {
 }
 _ANTHROPIC: Final[Mapping[str, str]] = {
     "output_tokens_details.thinking_tokens": _A_PART,
-    "server_tool_use.web_search_requests": _A_TOOL,
-    "server_tool_use.web_fetch_requests": _A_TOOL,
 }
 _GOOGLE: Final[Mapping[str, str]] = {
     "totalTokenCount": _A_TOTAL,
@@ -103,7 +104,12 @@ KNOWN: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Flavour → what is in no unit of the book, and why it costs nothing by itself."""
 
-INSIDE: Final[Mapping[str, str]] = {"cost": _A_CHARGE, "cost_details": _A_CHARGE, "server_tool_use": _A_TOOL}
+INSIDE: Final[Mapping[str, str]] = {
+    "cost": _A_CHARGE,
+    "cost_details": _A_CHARGE,
+    "context_details": _AN_ECHO,
+    "server_side_tool_usage_details": _A_TOOL,
+}
 """Objects of which no number is a count that is read here."""
 
 _ROUNDS: Final = "iterations."
@@ -134,20 +140,40 @@ _UNITS: Final[Mapping[str, str]] = {
 
 
 def counts_of(stated: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (name with dots, count rounded up) for each number above zero, also in a text, at any depth."""
+    """Yield (name with dots, count rounded up) for each number above zero, also in a text, at any depth.
+
+    Of a usage that is too large the rest is one more count, larger than any model's window.
+    """
     pending: list[tuple[str, Any]] = [("", stated)]
-    looked = 0
-    while pending and looked < MOST_LEAVES:
+    seen = found = 0
+    while pending:
         name, value = pending.pop()
+        inner: Iterable[tuple[str, Any]] = ()
         if isinstance(value, Mapping):
-            pending.extend((f"{name}.{key}" if name else str(key), each) for key, each in value.items())
+            inner = ((f"{name}.{_plain(key)}"[:_LONGEST] if name else _plain(key), each) for key, each in value.items())
         elif isinstance(value, list | tuple):
-            pending.extend((name, each) for each in value)
-        elif isinstance(value, int | Decimal) and not isinstance(value, bool):
-            looked += 1
-            count = int(Decimal(value).to_integral_value(rounding=ROUND_CEILING)) if Decimal(value).is_finite() else 0
-            if count > 0:
-                yield name, count
+            inner = ((name, each) for each in value)
+        elif (count := _count(name, value)) > 0:
+            found += 1
+            yield name, count
+        pending.extend(islice(inner, _MOST_SEEN))
+        seen += 1
+        if found == MOST_LEAVES or seen + len(pending) > _MOST_SEEN:
+            if pending:
+                yield "more_counts", _VAST
+            return
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, str) and len(value) < _DIGITS and value.isascii() and value.isdigit() and _NAMES.search(name):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not Decimal(value).is_finite():
+        return 0
+    return int(Decimal(value).to_integral_value(rounding=ROUND_CEILING))
+
+
+def _plain(key: object) -> str:
+    return _PLAIN.sub("", str(key)[:_LONGEST_KEY])  # names are words of the provider's, and a dot is ours
 
 
 def read_leaves(
@@ -159,24 +185,42 @@ def read_leaves(
     """
     more: dict[str, int] = {}
     unread: dict[str, int] = {}
-    known = KNOWN.get(flavour, _OPENAI)
+    known, is_claude = KNOWN.get(flavour, _OPENAI), flavour == "messages"
     for whole, count in counts_of(stated):
-        name = whole.removeprefix(_ROUNDS)  # each round has the counts of a whole usage, and they are read with it
-        if name in reads or name.partition(".")[0] in INSIDE:
+        # Each round has the counts of a whole usage, and they are read with it.
+        name = whole.removeprefix(_ROUNDS) if is_claude else whole
+        first = name.partition(".")[0]
+        if name in reads or first in INSIDE or (is_claude and name == whole and first == "server_tool_use"):
             continue
         unit = _UNITS.get(name)
-        if unit is not None:
-            if name == whole and not usage.get(unit):
+        if unit is not None and name == whole:
+            if not usage.get(unit):
                 more[unit] = more.get(unit, 0) + count
-        elif name not in known and not _MEASURE.search(name):
-            shown = _PLAIN.sub("", name)[:60] or "a count"
-            unread[shown] = unread.get(shown, 0) + count
-    seconds = more.get("input_audio_seconds", 0) + more.get("output_audio_seconds", 0)
-    return (more | {"audio_seconds": seconds} if seconds else more), tuple(
-        unread.items()
-    )  # the book wants the whole as well
+        elif name not in known and not is_measure(name):
+            unread[name] = unread.get(name, 0) + count
+    for unit in [unit for unit in more if unit.endswith("_tokens")]:
+        if more[unit] > usage.get("output_tokens" if unit.startswith("output_") else "input_tokens", 0):
+            unread[unit] = more.pop(unit)  # more than the total that it is a part of
+    if "input_image_tokens" in more:
+        unread.pop("billed_units.images", None)  # the same images
+    if "input_audio_seconds" in more:
+        more["audio_seconds"] = more["input_audio_seconds"]  # the book wants the whole as well
+    return more, tuple(unread.items())
 
 
-_MEASURE: Final = re.compile(r"(^|[._])time_to_|_per_|(^|[._])([a-z_]*_)?(time|latency|duration|cost|price)(_ms|_ns)?$")
-"""A time, a rate or money. What is billed by its length is named by seconds."""
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9_.]")  # names are words of the provider's
+def is_measure(name: str) -> bool:
+    """True for a time, a rate or money. What is billed by its length is of audio or video, or is named by seconds."""
+    return _MEASURE.search(name) is not None and _MEDIA.search(name) is None
+
+
+_MEASURE: Final = re.compile(
+    r"(^|[._])time_to_|_per_|_(ms|ns|us)$|(^|[._])([a-z_]*_)?(time|latency|duration|cost|price)$"
+)
+_MEDIA: Final = re.compile("audio|video")
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9_]")
+_NAMES: Final = re.compile(
+    r"(tokens?|count|seconds|requests|queries|searches|units|images|pages|characters)$", re.IGNORECASE
+)
+_LONGEST, _LONGEST_KEY, _DIGITS = 200, 60, 20
+_MOST_SEEN: Final = 10_000
+_VAST: Final = 10**12

@@ -190,14 +190,14 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
             f"usage: {statement.model!r} was billed at a tier that is not in the price book",
             error=Unpriced,
         )
-    unread = whole_nanos(unread_cost(rates, stated.unread)) if stated.charged is None else Nanos(0)
+    unread = whole_nanos(unread_cost(rates, stated.unread)) if stated.unread_names else Nanos(0)
     amount = Nanos(cost_of(rates, factor, stated) + allowed + unread)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
     for unit, count in stated.usage.items():
         if count > MOST_TOKENS:
             raise ValueError(f"usage: more than {MOST_TOKENS:,} {unit} are impossible")
-    if unread:
+    if stated.unread_names:
         return Bill(amount, Evidence.ESTIMATE, stated.usage, NOT_READ, unread=stated.unread_names), rates
     if allowed:
         return Bill(amount, Evidence.ESTIMATE, stated.usage, "tools at their allowance"), rates

@@ -55,9 +55,9 @@ class Stated(Struct, frozen=True):
     unread: Unread = ()
 
     @property
-    def unread_names(self) -> str:
-        """The names of the counts that nothing reads; "" without any."""
-        return ", ".join(name for name, _ in self.unread)[:200]
+    def unread_names(self) -> tuple[str, ...]:
+        """The names of the counts that nothing reads, where no stated charge includes them."""
+        return tuple(name for name, _ in self.unread) if self.charged is None else ()
 
 
 def read_usage(
@@ -77,7 +77,7 @@ def read_usage(
         answer = {**answer, field: stated} if isinstance(found, dict) else answer
     else:
         _check_counts(stated)
-    answer = _normalized(answer, stated)
+    answer = _normalized(call, answer, stated)
     usage = dict(book.extract(call.route.provider, flavour, answer))
     hidden = _beyond_parts(stated, usage) if completes else 0
     if hidden:
@@ -155,8 +155,13 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
             raise Impossible(f"{key!a:.60} is {said}", f"a count is {said}")
 
 
-def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+def _normalized(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer with a provider's special fields in the standard form of its flavour."""
+    written = _whole(stated.get("cache_creation_input_tokens"))
+    if call.route.flavour == "messages" and written and not stated.get("cache_creation") and _keeps_an_hour(call.body):
+        # The answer does not say how long it is kept: the longest that was asked for.
+        stated = {**stated, "cache_creation": {"ephemeral_1h_input_tokens": written, "ephemeral_5m_input_tokens": 0}}
+        answer = {**answer, "usage": stated}
     iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
     if isinstance(iterations, list) and iterations:
         rounds = [each for each in iterations if isinstance(each, dict)]
@@ -167,6 +172,8 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
             counts["cache_creation"] = {**whole, **_at_least(whole, splits, keys)}
         return {**answer, "usage": {**stated, **counts}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
+    if call.route.provider == "moonshotai" and hits is None:
+        hits = stated.get("cached_tokens")
     details = stated.get("prompt_tokens_details")
     if isinstance(hits, int) and not (isinstance(details, dict) and details.get("cached_tokens")):
         usage = {
@@ -175,6 +182,21 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
         }
         return {**answer, "usage": usage}
     return answer
+
+
+def _keeps_an_hour(body: Mapping[str, Any]) -> bool:
+    """True if a request asks for a cache of an hour."""
+    pending: list[Any] = [body]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, Mapping):
+            control = each.get("cache_control")
+            if isinstance(control, Mapping) and control.get("ttl") == "1h":
+                return True
+            pending.extend(each.values())
+        elif isinstance(each, list):
+            pending.extend(each)
+    return False
 
 
 def _at_least(stated: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, Any]:
@@ -230,6 +252,8 @@ def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decima
             parts = [stated.get("cost")]
         elif upstream is not None:  # else the fee alone is stated, and the tokens are the provider's bill
             parts = [stated.get("cost"), upstream]
+    elif call.route.provider == "perplexity":
+        parts = [_object(stated.get("cost")).get("total_cost")]
     elif call.route.provider == "x-ai" and type(ticks := stated.get("cost_in_usd_ticks")) is int and ticks != 0:
         parts = [Decimal(ticks) / _TICKS]
     charges = [Decimal(part) for part in parts if isinstance(part, int | Decimal) and not isinstance(part, bool)]
@@ -238,9 +262,10 @@ def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decima
     wrong = [charge for charge in charges if not charge.is_finite() or charge < 0]
     if wrong and not repaired:
         raise Impossible(f"cost is {str(wrong[0])[:40]}")
-    if wrong:
-        return None
-    return sum(charges, Decimal(0))
+    total = sum(charges, Decimal(0))
+    # Nothing is a price only where a reason for it is known, as a free model or no output: else the tokens are priced.
+    is_free = call.model.endswith(":free") or not _whole(stated.get("completion_tokens"))
+    return None if wrong or (total == 0 and not is_free) else total
 
 
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
@@ -257,10 +282,13 @@ def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
     flavour: Flavour = call.route.flavour
     if flavour == "responses":
         output = answer.get("output")
+        counted = _object(_object(answer.get("tool_usage")).get("web_search")).get("num_requests")
         types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
         for name, kind in _CALLS.items():
             asked = any(part.kind == kind for part in call.unbounded)
-            if asked or name in types:
+            if kind == "web_search" and type(counted) is int and counted >= 0:
+                yield kind, counted  # one item may be several requests, and several items one
+            elif asked or name in types:
                 yield kind, types.count(name)
     elif flavour == "messages":
         tools = stated.get("server_tool_use")

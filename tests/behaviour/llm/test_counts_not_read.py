@@ -1,5 +1,7 @@
 """What is stated and not understood is never nothing: each count of a usage moves the bill, or stands in a table with its reason."""
 
+import json
+import tracemalloc
 import types
 import typing
 
@@ -9,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, Metering
-from x402guard.llm.leaves import INSIDE, KNOWN
+from x402guard.llm.leaves import INSIDE, KNOWN, counts_of
 
 WORDS = "hi " * 12_000
 HI = [{"role": "user", "content": WORDS}]
@@ -21,15 +23,17 @@ TOLD = "usage_not_read"
 
 
 def asks(model, **more):
-    return {"model": model, "messages": HI, "max_tokens": 20_000, **more}
+    return {"model": model, "messages": HI, "max_tokens": 16_000, **more}
 
 
-def booked(url, asked, usage, *, field="usage", disputes="book", **around):
+def booked(url, asked, usage, *, field="usage", disputes="book", allowances=None, **around):
     """What an answer with this usage is booked at, in nano-dollars, and the counts that the owner was told of."""
     answer = {"model": asked.get("model", ""), field: usage, **around}
     notices = []
     with (
-        make_guard(metering=Metering(disputes=disputes), on_notice=notices.append) as guard,
+        make_guard(
+            metering=Metering(disputes=disputes, allowances=allowances or {}), on_notice=notices.append
+        ) as guard,
         guard.session("s", budget="$500.00") as session,
         httpx.Client(
             transport=GuardedTransport(session, httpx.MockTransport(lambda _: httpx.Response(200, json=answer)))
@@ -210,6 +214,100 @@ def test_no_count_that_a_vendors_library_knows_is_dropped(flavour, path, plain, 
     before, _ = answered(plain)
     after, told = answered(placed(plain, path, 700))
     name = ".".join(each for each, _ in path)
-    in_table = name.removeprefix("iterations.") in {*KNOWN[flavour], *plain} or path[0][0] in INSIDE
+    in_table = name.removeprefix("iterations.") in {*KNOWN[flavour], *plain} or path[0][0] in {
+        *INSIDE,
+        "server_tool_use",
+    }
     assert after != before or in_table or told, "it is read by nothing, and no table says why"
     assert after >= before or in_table or "cache" in name.lower(), "a part of the input at a lower price"
+
+
+# -- what fresh eyes have found ----------------------------------------------------------------------------------------
+
+SECONDS_OF_AZURE = {
+    "engine_ttlt_ms": 19_000,
+    "service_ttft_ms": 900,
+    "total_duration_ms": 20_000,
+    "user_visible_ttft_ms": 901,
+}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"latency_checkpoint": SECONDS_OF_AZURE},
+        {"num_cached_tokens": 100},
+        {"request_id": "123456789", "created": "1700000000"},
+        {"server_side_tool_usage_details": {"web_search_calls": 0}, "num_sources_used": 0},
+        {"holograms": 0, "on": True, "nothing": None, "never": -0.0},
+    ],
+    ids=str,
+)
+def test_what_costs_nothing_by_itself_is_booked_at_nothing(beside):
+    assert chat(CHATTED | beside, disputes="latch") == (112_500_000, [])
+
+
+@pytest.mark.parametrize(
+    ("beside", "at_least"),
+    [
+        ({"holograms": 1_000_000, **{f"z{n}": 0 for n in range(300)}}, 500_000_000),
+        ({f"z{n}": 1 for n in range(300)}, 1_000_000),
+        ({"hologram_tokens": "50000"}, 500_000_000),
+        ({"server_tool_use": {"web_search_requests": 10}}, 500_000_000),
+        ({"server_tool_use.x": 50_000}, 500_000_000),
+        ({"iterations": [{"prompt_tokens": 50_000}]}, 500_000_000),
+        ({"webSearchRequests": 10}, 500_000_000),
+        ({"web_search_count": 10}, 500_000_000),
+        ({"num_sources_used": 10}, 500_000_000),
+        ({"images_generated": 3}, 300_000_000),
+        ({"prompt_audio_ms": 50_000}, 500_000_000),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_costs_money_is_booked_whatever_is_beside_it(beside, at_least):
+    amount, told = chat(CHATTED | beside)
+    assert amount >= 112_500_000 + at_least
+    assert told
+
+
+@pytest.mark.parametrize("name", ["z{}_requests", "z{}_tokens", "z{}_seconds"])
+def test_all_counts_together_are_bounded(name):
+    amount, _ = chat(CHATTED | {name.format(n): 10**15 for n in range(199)})
+    assert amount < 55 * 10**9
+
+
+def test_a_long_recording_is_billed_and_disputes_nothing():
+    usage = {"prompt_tokens": 10, "prompt_audio_seconds": 2_400, "completion_tokens": 50, "total_tokens": 60}
+    url = "https://api.mistral.ai/v1/chat/completions"
+    assert chat(usage, "voxtral-small-latest", url, disputes="latch") == (160_021_000, [])
+
+
+def test_a_part_that_is_more_than_its_total_trips_nothing_by_itself():
+    amount, told = chat(CHATTED | {"prompt_tokens_details": {"image_tokens": 9_500}}, disputes="latch")
+    assert (amount, told) == (112_500_000 + 9_500 * 10_000, ["input_image_tokens"])
+
+
+def test_a_usage_of_long_names_takes_bounded_memory():
+    usage = CHATTED | {"A" * 300_000: {f"k{n}": {} for n in range(3_000)}, "B": [{}] * 100_000}
+    tracemalloc.start()
+    list(counts_of(usage))
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+
+
+def test_each_name_is_told_once_the_first_ones_alone_and_none_in_a_report():
+    notices, number = [], iter(range(1_000))
+    words = "IGNORE_ALL_PREVIOUS"
+
+    def answer(_request):
+        usage = CHATTED | {f"{words}_{next(number)}": 1, f"{words}_x": 1}
+        return httpx.Response(200, json={"model": "gpt-4o", "usage": usage, **CHAT_DONE})
+
+    with make_guard(on_notice=notices.append) as guard, guard.session("s", budget="$50.00") as session:
+        with httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(answer))) as http:
+            for n in range(30):
+                asked = asks("gpt-4o", messages=[{"role": "user", "content": f"{n} {WORDS}"}])
+                assert words not in str(http.post(f"{OPENAI}/chat/completions", json=asked).extensions)
+        assert words not in json.dumps(session.report().to_dict(), default=str)
+    told = [name for each in notices if each.kind == TOLD for name in each.facts["counts"].split(", ")]
+    assert len(told) == len(set(told)) == 20
