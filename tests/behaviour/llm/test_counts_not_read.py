@@ -251,7 +251,7 @@ def test_what_costs_nothing_by_itself_is_booked_at_nothing(beside):
     ("beside", "at_least"),
     [
         ({"holograms": 1_000_000, **{f"z{n}": 0 for n in range(300)}}, 500_000_000),
-        ({f"z{n}": 1 for n in range(300)}, 1_000_000),
+        ({f"z{n}": 1 for n in range(300)}, 1_000_000_000),
         ({"hologram_tokens": "50000"}, 500_000_000),
         ({"server_tool_use": {"web_search_requests": 10}}, 500_000_000),
         ({"server_tool_use.x": 50_000}, 500_000_000),
@@ -287,10 +287,24 @@ def test_a_part_that_is_more_than_its_total_trips_nothing_by_itself():
     assert (amount, told) == (112_500_000 + 9_500 * 10_000, ["input_image_tokens"])
 
 
-def test_a_usage_of_long_names_takes_bounded_memory():
-    usage = CHATTED | {"A" * 300_000: {f"k{n}": {} for n in range(3_000)}, "B": [{}] * 100_000}
+def nested(levels, inner):
+    for _ in range(levels):
+        inner = {"k" * 60: inner}
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("usage", "names"),
+    [
+        ({"A" * 300_000: {f"k{n}": {} for n in range(3_000)}, "B": [{}] * 100_000}, ["more_counts"]),
+        (nested(300, {f"k{n}": {} for n in range(3_000)}), []),
+        ({"A": [[0] * 2_000] * 2_000}, ["more_counts"]),
+    ],
+    ids=["a long name", "deep", "wide"],
+)
+def test_a_usage_of_any_size_takes_bounded_memory_and_time(usage, names):
     tracemalloc.start()
-    list(counts_of(usage))
+    assert [name for name, _ in counts_of(usage)] == names
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()
 
