@@ -13,30 +13,13 @@ import httpx
 import pytest
 
 from tests.support.merchant import Shop, accept, b64, make_guard, receipt, required, required_v1, upto
+from tests.support.words import WORDS
 from x402guard import GuardedTransport, PaymentRefused, Policy
 from x402guard.guard.settings import PolicySettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "sellers.md").read_text()
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 PRESETS = ("default", "careful")
-WORDS = [
-    "ash",
-    "birch",
-    "cedar",
-    "elm",
-    "fir",
-    "hazel",
-    "ivy",
-    "larch",
-    "maple",
-    "oak",
-    "pine",
-    "rowan",
-    "sorrel",
-    "teak",
-    "willow",
-    "yew",
-]
 
 
 @contextmanager

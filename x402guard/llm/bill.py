@@ -34,7 +34,7 @@ from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
 
 NOT_READ: Final = "counts that nothing reads, at the dearest rate"
-"""A note. Their names are the provider's words: only the event and the notice to the owner have them."""
+"""A note. Their names are the provider's words: only the notice to the owner has them."""
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -136,7 +136,9 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
         amount, guessed, note = Nanos(max(amount, held)), Decimal(0), "a tool without a price or an allowance ran"
     else:
         note = "tools at their allowance" if guessed else ""
-    unread, stated = Decimal(0), replace(stated, unread=(*stated.unread, *_unpriced(rates, stated)))
+    unread, unpriced = Decimal(0), tuple(_unpriced(rates, stated))
+    if unpriced:
+        stated = replace(stated, unread=(*stated.unread, *unpriced))
     if stated.unread_names:
         unread = unread_cost(rates, stated.unread, sum(most_tokens(ceiling, rates))) * factor
         note = note or NOT_READ

@@ -338,9 +338,7 @@ def _dearest(
 _MOST_SECONDS: Final = 86_400
 _TOKENS_EACH: Final[Mapping[str, int]] = {"seconds": 100, "pages": 5_000, "images": 10_000}
 """What one of them is taken for where a model has no price for it: more tokens than any vendor counts for it."""
-_FEES: Final = frozenset(
-    {"requests", "queries", "searches", "search", "units", "calls", "uses", "sources", "classifications"}
-)
+_FEES: Final = ("requests", "queries", "searches", "search", "units", "calls", "uses", "sources", "classifications")
 _FEE: Final = Decimal("0.05")
 """Dollars of one use of what has no price: more than any listed fee of a search or a tool."""
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+")
@@ -354,25 +352,27 @@ def unread_cost(rates: Rates, unread: Iterable[tuple[str, int]], most: int | Non
     """
     tokens, uses, total = most or 2 * max(_WINDOW, rates.priced.context_window or 0), MOST_USES, Decimal(0)
     with localcontext(_EXACT):
+        dearest = _dearest_token(rates)
         for name, count in unread:
             words = [word.lower() for word in _WORDS.findall(name)]
             kind = "tokens" if words[-1:] == ["tokens"] else next((word for word in words if word in _TOKENS_EACH), "")
             priced = [unit for unit in rates.priced.units if kind in _TOKENS_EACH and unit.endswith(f"_{kind}")]
-            if kind != "tokens" and not _FEES.isdisjoint(words):
-                some = min(count, uses)
-                total, uses = total + _FEE * some, uses - some
-                continue
-            some = min(count * (1 if priced else _TOKENS_EACH.get(kind, 1)), tokens)
-            tokens, rate = tokens - some, _dearest_token(rates)
-            if priced:
-                rate = max(rates.book.cost(rates.priced, {unit: _PER}, rates.context) for unit in priced) / _PER
-            total += rate * some
+            if kind != "tokens" and not set(words).isdisjoint(_FEES):
+                uses, some, price = uses - min(count, uses), min(count, uses), _FEE
+            else:
+                some = min(count * (1 if priced else _TOKENS_EACH.get(kind, 1)), tokens)
+                tokens, price = tokens - some, max((_price_of(rates, unit) for unit in priced), default=dearest)
+            total += price * some
     return total
 
 
+def _price_of(rates: Rates, unit: str) -> Decimal:
+    whole = {"audio_seconds": _PER} if unit.endswith("audio_seconds") else {}  # the book wants it beside its parts
+    return rates.book.cost(rates.priced, {**whole, unit: _PER}, rates.context) / _PER
+
+
 def _dearest_token(rates: Rates) -> Decimal:
-    contexts = [{}, dict(rates.context)]
-    return max(max(_dearest(rates.book, rates.priced, _PER, _PER, each)) for each in contexts) / _PER
+    return max(max(_dearest(rates.book, rates.priced, _PER, _PER, each)) for each in ({}, rates.context)) / _PER
 
 
 def _is_input(unit: str) -> bool:

@@ -18,7 +18,7 @@ Unread = tuple[tuple[str, int], ...]
 """The counts that nothing reads: (name, count)."""
 
 MOST_LEAVES: Final = 200
-"""The most numbers of a usage that are looked at; a usage with more is read as far as that."""
+"""The most counts of a usage that are looked at one by one; the rest is one more count."""
 
 _A_TOTAL: Final = "it is a total; what it has beyond its parts counts as output"
 _A_PART: Final = "it is a part of a count that is read, at the same price"
@@ -65,6 +65,12 @@ _OPENAI: Final[Mapping[str, str]] = {
     "cost_in_usd_ticks": _A_CHARGE,
 }
 _ANTHROPIC: Final[Mapping[str, str]] = {
+    "input_tokens": _AN_ECHO,
+    "output_tokens": _AN_ECHO,
+    "cache_creation_input_tokens": _AN_ECHO,
+    "cache_read_input_tokens": _AN_ECHO,
+    "cache_creation.ephemeral_5m_input_tokens": _AN_ECHO,
+    "cache_creation.ephemeral_1h_input_tokens": _AN_ECHO,
     "output_tokens_details.thinking_tokens": _A_PART,
 }
 _GOOGLE: Final[Mapping[str, str]] = {

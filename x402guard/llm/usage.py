@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -82,10 +82,9 @@ def read_usage(
     hidden = _beyond_parts(stated, usage) if completes else 0
     if hidden:
         usage["output_tokens"] = usage.get("output_tokens", 0) + hidden
-    asked: Callable[[str, str], frozenset[str]] = getattr(book, "reads", _reads_nothing)
     meta = answer.get("meta")
     whole = meta if flavour == "cohere_embed" and isinstance(meta, dict) else stated
-    more, unread = read_leaves(flavour, whole, asked(call.route.provider, flavour), usage)
+    more, unread = read_leaves(flavour, whole, book.reads(call.route.provider, flavour), usage)
     usage |= more
     searches = dict(_tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
@@ -101,10 +100,6 @@ def read_usage(
         counted=frozenset(searches) & frozenset(UNITS),
         unread=unread,
     )
-
-
-def _reads_nothing(_provider: str, _flavour: str) -> frozenset[str]:
-    return frozenset()
 
 
 def check_parts(usage: Usage) -> None:

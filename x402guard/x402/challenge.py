@@ -167,7 +167,7 @@ def _condition_of(required: PaymentRequired) -> Refusal | None:
 def _signed_offers(required: PaymentRequired) -> Sequence[Stated]:
     """Return what the signed offers of the extension ``offer-receipt`` ask for; what cannot be read says nothing.
 
-    Nobody says here whose the signature is: terms that it contradicts are the seller's own word against itself.
+    The signature is not checked: terms that it contradicts are the seller's own word against itself.
     """
     extensions = required.extensions if isinstance(required.extensions, Mapping) else {}
     info = extensions.get(_SIGNED)

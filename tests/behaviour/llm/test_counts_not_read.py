@@ -4,6 +4,7 @@ import json
 import tracemalloc
 import types
 import typing
+from decimal import Decimal
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, Metering
+from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.leaves import INSIDE, KNOWN, counts_of
 
 WORDS = "hi " * 12_000
@@ -325,3 +327,35 @@ def test_each_name_is_told_once_the_first_ones_alone_and_none_in_a_report():
         assert words not in json.dumps(session.report().to_dict(), default=str)
     told = [name for each in notices if each.kind == TOLD for name in each.facts["counts"].split(", ")]
     assert len(told) == len(set(told)) == 20
+
+
+def test_unread_seconds_cost_what_seconds_of_the_model_cost():
+    url, usage = "https://api.mistral.ai/v1/chat/completions", {"prompt_tokens": 10, "completion_tokens": 50}
+    plain, _ = chat(usage, "voxtral-small-latest", url)
+    amount, told = chat(usage | {"avatar_seconds": 600}, "voxtral-small-latest", url)
+    assert (amount - plain, told) == (40_000_000, ["avatar_seconds"])
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        session.record_usage("mistral", "voxtral-small-latest", usage | {"avatar_seconds": 600})
+        assert session.spent > Decimal("0.04")
+
+
+class OwnBook:
+    """A user's own book, as it was written before books said what they read."""
+
+    def __init__(self):
+        self._book = GenaiPriceBook()
+
+    def __getattr__(self, name):
+        if name == "reads":
+            raise AttributeError(name)
+        return getattr(self._book, name)
+
+
+@pytest.mark.parametrize("usage", [RESPONDED, {**RESPONDED, "cache_read_input_tokens": 500}], ids=len)
+def test_a_users_own_book_books_no_count_twice(usage):
+    spent = []
+    for book in (GenaiPriceBook(), OwnBook()):
+        with make_guard(metering=Metering(prices=book)) as guard, guard.session("s", budget="$5.00") as session:
+            session.record_usage("anthropic", "claude-sonnet-4-5", {"cache_creation_input_tokens": 0, **usage})
+            spent.append(session.spent)
+    assert spent[0] == spent[1]

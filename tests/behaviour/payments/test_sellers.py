@@ -20,6 +20,7 @@ from tests.support.merchant import (
     required_v1,
     upto,
 )
+from tests.support.words import WORDS
 from x402guard import ConfigError, Owner, PaymentRefused, Policy, PolicyDenied, Seller, Velocity, VelocityExceeded
 from x402guard.guard.settings import load_settings
 
@@ -50,26 +51,6 @@ def buys(session, shop, urls):
                 return bought, refused.rule
             bought += 1
     return bought, ""
-
-
-WORDS = [
-    "ash",
-    "birch",
-    "cedar",
-    "elm",
-    "fir",
-    "hazel",
-    "ivy",
-    "larch",
-    "maple",
-    "oak",
-    "pine",
-    "rowan",
-    "sorrel",
-    "teak",
-    "willow",
-    "yew",
-]
 
 
 def sales(count, place=PLACE):
