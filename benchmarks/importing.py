@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.timing import Figure
 
 _SHOWN = "import time; began = time.process_time(); {}; print(time.process_time() - began)"
-_COUNT = "from x402guard.llm.tiktoken_counter import TiktokenCounter; began = time.process_time(); TiktokenCounter().count('a')"
+_COUNT = "from x402guard.vendors.tiktoken_counter import TiktokenCounter; began = time.process_time(); TiktokenCounter().count('a')"
 _CHAIN = "import x402guard; began = time.process_time(); import eth_abi.abi, eth_hash.auto; eth_hash.auto.keccak(b'')"
 
 

@@ -26,10 +26,10 @@ from x402guard.ledger.budgets import TERMINATIONS
 from x402guard.ledger.events import TABLE
 from x402guard.ledger.transitions import _LOGGED
 from x402guard.llm.content import ALLOWANCES
-from x402guard.llm.routes import METERED_HOSTS
 from x402guard.llm.settings import UnboundedOutput
 from x402guard.policy.risk import _ASSETS, DEFAULT_LEVELS
 from x402guard.tools.counting import suggest_mode
+from x402guard.vendors.routes import METERED_HOSTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

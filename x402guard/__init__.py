@@ -55,7 +55,6 @@ from x402guard.ledger.inputs import Input
 from x402guard.ledger.queries import Prediction
 from x402guard.ledger.view import Notice
 from x402guard.llm import Endpoint, Metering, ModelPrice
-from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import (
     Answer,
     ApprovalRequest,
@@ -73,6 +72,7 @@ from x402guard.policy import (
     Velocity,
 )
 from x402guard.tools import CharsPerToken, TokenBudget
+from x402guard.vendors.tiktoken_counter import TiktokenCounter
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciled import Reconciliation

@@ -64,7 +64,7 @@ def replaced(**values):
     "model", ["gpt-99", "gpt-4ooo", "gpt-4o-2025-13-45", "gpt-4o-20250615x", "o", "gpt", "gpt-4o;drop"]
 )
 def test_a_model_that_nobody_knows_is_refused_by_name(way, written, model):
-    fix = f'session.register_model({model!r}, input="$3.00", output="$15.00")'
+    fix = f"Metering(models={{{model!r}: ModelPrice(like="
     assert_refused(way, written, ask(model=model), f"model: openai has no price for {model!r}", fix)
 
 
@@ -307,7 +307,7 @@ def test_a_field_of_an_odd_name_is_refused_all_the_same(way, written, name):
     assert_refused(way, written, body, "does not bound its cost")
 
 
-PATHS = ["images/generations", "images/edits", "audio/speech", "audio/transcriptions", "batches", "files", "fine_tuning/jobs",
+PATHS = ["images/generations", "images/edits", "audio/speech", "audio/translations", "batches", "files", "fine_tuning/jobs",
          "assistants", "threads/t_1/runs", "videos", "realtime/sessions", "uploads", "vector_stores", "", "chat", "chatcompletions",
          "chat/completions/extra"]  # fmt: skip
 

@@ -16,9 +16,9 @@ import x402guard.httpx2
 from tests.support.ledger import Clock
 from tests.support.merchant import make_guard
 from x402guard import Metering
-from x402guard.llm.genai_prices import GenaiPriceBook
-from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.stores import open_store
+from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.tiktoken_counter import TiktokenCounter
 
 CHAT = "https://api.openai.com/v1/chat/completions"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash"

@@ -13,9 +13,9 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, say, typed_amount
 from x402guard.cli.sessions import show
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
-from x402guard.llm.genai_prices import GenaiPriceBook
-from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 from x402guard.money import format_dollars, nanos_to_decimal
+from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 
 prices = typer.Typer(
     no_args_is_help=True,

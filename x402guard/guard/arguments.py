@@ -21,9 +21,6 @@ from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
-from x402guard.llm.price_file import open_book
-from x402guard.llm.prices import RegisteredBook
-from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags, check_kind, check_name
 from x402guard.stores import (
@@ -36,6 +33,9 @@ from x402guard.stores import (
     ledger_path,
     open_store,
 )
+from x402guard.vendors.price_file import open_book
+from x402guard.vendors.prices import RegisteredBook
+from x402guard.vendors.tiktoken_counter import TiktokenCounter
 from x402guard.x402.signer import signer_of
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from x402guard.frozen import replace
 from x402guard.http.guarded import MeteredPayer
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
-from x402guard.llm.vendor_answers import as_mapping
 from x402guard.money import Dollars
 from x402guard.policy import Policy
 from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
 from x402guard.tools.hold import FindsToolPayer, ToolHold, ToolPayer, tool_call
+from x402guard.vendors.vendor_answers import as_mapping
 
 P = ParamSpec("P")
 R = TypeVar("R")

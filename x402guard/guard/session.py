@@ -43,13 +43,13 @@ from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView
 from x402guard.llm.meter import Meter
-from x402guard.llm.prices import ModelPrice
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
+from x402guard.vendors.model_price import ModelPrice
 from x402guard.x402.reconciled import Reconciliation
 
 P = ParamSpec("P")

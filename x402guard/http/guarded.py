@@ -42,8 +42,8 @@ from x402guard.kernel.rows import Delivery
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
-from x402guard.llm.routes import Route
 from x402guard.policy.steps import DIRECT
+from x402guard.vendors.routes import Route
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, succeeded
 

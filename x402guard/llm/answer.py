@@ -11,8 +11,10 @@ import msgspec.json
 from msgspec import Struct
 
 from x402guard.llm.events import event_reader, is_usage_only
-from x402guard.llm.routes import Flavour
+from x402guard.llm.outages import is_error_event
 from x402guard.strict_json import NotReadable, read_object
+from x402guard.vendors import frames
+from x402guard.vendors.routes import Flavour
 
 MAX_ANSWER_BYTES: Final = 67_108_864
 """The largest answer, in bytes, that is read whole. A larger one costs its ceiling."""
@@ -66,13 +68,15 @@ class AnswerReader:
         keeps_text: bool,
         choices: int = 1,
     ) -> None:
-        self._events = content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        kind = content_type.partition(";")[0].strip().lower()
+        self._frames = kind == frames.CONTENT_TYPE
+        self._events = kind == "text/event-stream" or self._frames
         self._reader = event_reader(flavour, choices)
         window = _WINDOWS.get(encoding.strip().lower())
         self._unpacker = None if window is None else zlib.decompressobj(window)
         self._plain = encoding.strip().lower() in ("", "identity")
         self._problem = "" if self._plain or self._unpacker else f"an answer with encoding {encoding[:40]} is not read"
-        self._hides = hides_usage and self._events and self._plain
+        self._hides = hides_usage and self._events and self._plain and not self._frames
         self._keeps_text = keeps_text
         self._pending = bytearray()
         self._scanned = 0
@@ -80,6 +84,7 @@ class AnswerReader:
         self._size = 0
         self._texts: list[str] = []
         self._done = False
+        self._seen = self._failed_first = False
         self.over = False
 
     def feed(self, chunk: bytes) -> bytes:
@@ -88,6 +93,10 @@ class AnswerReader:
             return chunk if not self._hides else self._flush(chunk)
         plain = chunk if self._unpacker is None else self._unpack(chunk)
         if plain is None:
+            return chunk
+        if self._frames:
+            self._pending += plain
+            self._read_frames()
             return chunk
         if not self._events:
             self._pending += plain
@@ -109,7 +118,7 @@ class AnswerReader:
 
     def rest(self) -> bytes:
         """Return, at the end of the body, the bytes held back of an incomplete event."""
-        if not self._events or not self._pending:
+        if not self._events or self._frames or not self._pending:
             return b""
         rest = bytes(self._pending)
         self._pending.clear()
@@ -139,6 +148,18 @@ class AnswerReader:
             return AnswerRead(self._whole(), final=True)
         except NotReadable as error:
             return AnswerRead(None, final=False, why=f"the answer cannot be read: {error}")
+
+    def nothing(self, *, ended: bool) -> str:
+        """Return why nothing was generated: the answer, or the first event of the stream, is an error. Else ""."""
+        if self._problem or not ended:
+            return ""
+        if self._events:
+            return "an error as the first event of the stream" if self._failed_first else ""
+        try:
+            is_outage = is_error_event(read_object(bytes(self._pending))) if self._size <= _SMALL_BYTES else False
+        except NotReadable:
+            return ""
+        return "an error with status 200" if is_outage else ""
 
     def _whole(self) -> dict[str, Any]:
         body = bytes(self._pending)
@@ -218,6 +239,8 @@ class AnswerReader:
             return False
         content = self._content(data)
         if content is not None:
+            if not self._seen or self._failed_first:
+                self._note(content)
             if self._keeps_text:
                 self._keep_text(content)
             return False
@@ -225,15 +248,37 @@ class AnswerReader:
             event = read_object(data)
         except NotReadable:
             return False  # a stream without readable usage costs its ceiling
+        if not self._take(event):
+            return False
+        if self._keeps_text:
+            self._keep_text(event)
+        return is_usage_only(event)
+
+    def _read_frames(self) -> None:
+        try:
+            for payload in frames.take_frames(self._pending):
+                event = frames.event_in(payload)
+                if event is not None:
+                    self._take(event)
+        except ValueError as error:
+            self._give_up(f"the stream cannot be read: {error}")
+
+    def _take(self, event: Mapping[str, Any]) -> bool:
+        """Read one event. Returns False if it cannot be read: then the whole answer cannot."""
+        if not self._seen or self._failed_first:
+            self._note(event)
         try:
             self._reader.take(event)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             self._give_up(f"an event of the stream cannot be read: {error}")
             return False
         self.over = self.over or self._reader.over
-        if self._keeps_text:
-            self._keep_text(event)
-        return is_usage_only(event)
+        return True
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Note whether all events so far are errors."""
+        self._failed_first = is_error_event(event) and (self._failed_first or not self._seen)
+        self._seen = True
 
     def _content(self, data: bytes) -> Mapping[str, Any] | None:
         """Return an event that is content alone; None for one that has to be read strictly, as it may state a usage."""

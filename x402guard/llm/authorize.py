@@ -21,8 +21,9 @@ from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check
 from x402guard.ledger.budgets import find_shortfall, room_on_path
 from x402guard.ledger.token_budget import Reservation, TokenLimit, call_tokens, reserve_tokens, tokens_left
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling, whole_nanos
+from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.llm.meter import FixedPrice, Meter
+from x402guard.llm.rates import whole_nanos
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import format_dollars
 from x402guard.policy.approvals import shown_text
@@ -194,7 +195,12 @@ def call_subject(request: RequestFacts, call: Call, ceiling: Ceiling, amount: Na
 
 def fixed_subject(request: RequestFacts, price: FixedPrice) -> Subject:
     """Return a request at a fixed price as the owner's rules see it."""
-    return Subject(HoldKind.LLM, (*routes_of(request), price.route_name), price.amount, begun=request.begun)
+    return Subject(
+        HoldKind.LLM,
+        (*routes_of(request), price.route_name, *((price.model,) if price.model else ())),
+        price.amount,
+        begun=request.begun,
+    )
 
 
 def bare_model(model: str) -> str:
@@ -248,18 +254,19 @@ def fix_price(
     decided = _allow(view, context, request, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
         return decided
-    hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), price.route_name)
+    name = price.model or price.route_name
+    hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), name)
     facts = {
-        **_journal_facts(hold, price.route_name),
+        **_journal_facts(hold, price.model or price.route_name),
         "provider": price.provider,
-        "price": {"source": "owner", "fixed": True},
+        "price": {"source": price.source, "fixed": True},
         **verdict_facts(decided),
     }
     written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
         return written
     note_taken(view, context.policy, step.at(price.amount), hold.id)
-    return Granted(written, price.route_name)
+    return Granted(written, name)
 
 
 def _choose(

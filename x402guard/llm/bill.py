@@ -14,24 +14,17 @@ from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
 from x402guard.kernel.rows import Evidence, Nanos
 from x402guard.llm.answer import AnswerRead
-from x402guard.llm.ceiling import (
-    DEAREST_TIER,
-    NOT_DEARER,
-    US_ONLY,
-    Ceiling,
-    Rates,
-    find_model,
-    most_possible,
-    most_tokens,
-    unread_cost,
-    whole_nanos,
-)
+from x402guard.llm.ceiling import Ceiling, most_possible, most_tokens
 from x402guard.llm.content import kind_of
-from x402guard.llm.models import reasons
-from x402guard.llm.prices import TokenCounter
+from x402guard.llm.dearest import WINDOW, dearest_parts, unread_cost
+from x402guard.llm.rates import Rates, billed_rates, find_model, whole_nanos
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
-from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
+from x402guard.llm.tool_costs import container_cost, own_tools, pictured, rates_of_other
+from x402guard.llm.tools_used import UNITS, tools_run
+from x402guard.llm.usage import Impossible, Stated, read_usage
+from x402guard.vendors.models import reasons
+from x402guard.vendors.prices import TokenCounter
 
 NOT_READ: Final = "counts that nothing reads, at the dearest rate"
 """A note. Their names are the provider's words: only the notice to the owner has them."""
@@ -69,10 +62,8 @@ def bill_answer(
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
     try:
         read = _read(call, ceiling, settings, answer.body, held)
-        factor = read.factor * (US_ONLY if read.stated.us_only else 1)
-        usage = read.stated.usage
-        most = most_possible(ceiling, read.rates, usage, factor=factor) if read.amount > held else read.amount
-        most = Nanos(most + read.unread)  # it is bounded by itself
+        usage = read.stated.all_usage
+        most = _most(call, ceiling, read) if read.amount > held else read.amount
         tokens = min(tokens_in(usage), sum(most_tokens(ceiling, read.rates)))
     except Exception as error:  # noqa: BLE001 - a paid answer is its caller's, whatever its usage looks like
         return ceiling_bill(held, f"the answer states no readable usage ({type(error).__name__})")
@@ -83,7 +74,7 @@ def bill_answer(
         claimed, note = read.amount, f"disputed: the claim is more than any answer of {read.rates.priced.model} costs"
     if read.contradiction:
         amount, claimed, note = Nanos(max(amount, held)), read.amount, f"disputed: {read.contradiction}"
-    beyond = "" if read.contradiction else _beyond(call, usage, ceiling, limit)
+    beyond = "" if read.contradiction else _beyond(call, read.stated.usage, ceiling, limit)
     return Bill(
         amount,
         Evidence.ESTIMATE if read.contradiction or read.estimated else Evidence.PROVIDER_USAGE,
@@ -91,14 +82,14 @@ def bill_answer(
         note or beyond or read.note,
         claimed=claimed,
         tokens=tokens,
-        hidden_input=0 if claimed is not None else _hidden(usage, ceiling),
+        hidden_input=0 if claimed is not None else _hidden(read.stated.usage, ceiling),
         latches=settings.disputes == "latch" and bool(claimed is not None or beyond),
         unread=read.stated.unread_names,
     )
 
 
 class _Read(Struct, frozen=True):
-    """What an answer states, priced: *factor* on the prices, *contradiction* between the counts, or "".
+    """What an answer states, priced: by *rates*, with a *contradiction* between the counts, or "".
 
     *estimated*: a part of the amount is not stated, which *note* names. *unread*: the part for counts that nothing reads.
     """
@@ -106,7 +97,6 @@ class _Read(Struct, frozen=True):
     stated: Stated
     amount: Nanos
     rates: Rates
-    factor: Decimal
     contradiction: str = ""
     estimated: bool = False
     note: str = ""
@@ -122,36 +112,85 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
     counts = body.get("usageMetadata")
     if call.route.flavour == "gemini" and isinstance(counts, dict) and not _OUTPUT & counts.keys():
         raise ValueError("the usage states no output")  # a part of the answer was left out
+    most = sum(most_tokens(ceiling, ceiling.rates))
     try:
         stated = read_usage(call, body, book)
-        rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
-        amount = cost_of(rates, factor, stated)
+        priced = price_stated(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated, most)
     except Impossible as error:
         contradiction = error.plain[:200]
         stated = read_usage(call, body, book, repaired=True)
-        rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
-        amount = cost_of(rates, factor, stated)
-    guessed = Decimal(0) if stated.charged is not None else _guessed(call, rates, settings, stated, body)
+        priced = price_stated(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated, most)
+    amount, note, stated = priced.amount, priced.note, priced.stated
+    guessed = Decimal(0) if stated.charged is not None else _guessed(call, priced.rates, settings, stated, body)
     if guessed is None:
         amount, guessed, note = Nanos(max(amount, held)), Decimal(0), "a tool without a price or an allowance ran"
-    else:
-        note = "tools at their allowance" if guessed else ""
-    unread, unpriced = Decimal(0), tuple(_unpriced(rates, stated))
+    elif guessed:
+        note = note or "tools at their allowance"
+    amount = Nanos(amount + whole_nanos(guessed))
+    return _Read(stated, amount, priced.rates, contradiction, bool(note), note, priced.unread)
+
+
+class PricedUsage(Struct, frozen=True):
+    """The cost of a stated usage in nano-dollars.
+
+    Attributes:
+        stated: the usage; its unread counts have those that no price is known for, too.
+        amount: all of it, those counts among them.
+        rates: the prices of the model that was asked.
+        unread: the part of the amount for counts that nothing reads.
+        note: what is not stated in the usage, or not in the book; "" for nothing.
+    """
+
+    stated: Stated
+    amount: Nanos
+    rates: Rates
+    unread: Nanos
+    note: str
+
+
+def price_stated(call: Call, rates: Rates, settings: Metering, stated: Stated, most: int | None) -> PricedUsage:
+    """Return the cost of a stated usage. *most* are the tokens that the model can take at all, if the request is known.
+
+    Raises ``Impossible`` for counts that contradict each other.
+    """
+    rates, note = billed_rates(call, rates, settings, stated.context, us_only=stated.us_only)
+    if stated.charged is not None:
+        return PricedUsage(stated, whole_nanos(stated.charged), rates, Nanos(0), "")
+    unpriced = tuple(_unpriced(rates, stated))
     if unpriced:
         stated = replace(stated, unread=(*stated.unread, *unpriced))
-    if stated.unread_names:
-        unread = unread_cost(rates, stated.unread, sum(most_tokens(ceiling, rates))) * factor
-        note = note or NOT_READ
-    if factor != 1 and stated.charged is None:
-        note = f"a tier without a price, at {factor} times the standard one"
-    amount = Nanos(amount + whole_nanos(guessed + unread))
-    return _Read(stated, amount, rates, factor, contradiction, bool(note), note, whole_nanos(unread))
+    unread = unread_cost(rates, stated.unread, most) if stated.unread else Decimal(0)
+    try:
+        dollars = stated.fees + sum((rates.dollars(each) for each in stated.rounds or (stated.usage,)), Decimal(0))
+        for part in stated.others:
+            other = rates_of_other(rates, call.route.provider, part.model)
+            dollars += other.dollars(pictured(part.usage, other.priced.units))
+    except ValueError as error:
+        raise Impossible(str(error)[:200]) from error
+    note = note or (NOT_READ if stated.unread else "")
+    return PricedUsage(stated, Nanos(whole_nanos(dollars) + whole_nanos(unread)), rates, whole_nanos(unread), note)
+
+
+def _most(call: Call, ceiling: Ceiling, read: _Read) -> Nanos:
+    """Return the most that an answer can cost: as many requests as it states, of each model the most that it can take."""
+    rounds = min(max(1, len(read.stated.rounds)), _MOST_ROUNDS)
+    most = most_possible(ceiling, read.rates, read.stated.usage) * rounds + read.unread  # which is bounded by itself
+    for part in read.stated.others[:_MOST_ROUNDS]:
+        other = rates_of_other(read.rates, call.route.provider, part.model)
+        window = max(WINDOW, other.priced.context_window or 0)
+        most += whole_nanos(sum(dearest_parts(other.book, other.priced, window, window, {})) * other.factor)
+    return Nanos(most)
+
+
+_MOST_ROUNDS: Final = 32
 
 
 def _unpriced(rates: Rates, stated: Stated) -> Iterator[tuple[str, int]]:
     """Yield the counts that are read, are no part of the tokens, and have no price. Tools have their allowances."""
     for unit, count in stated.usage.items():
-        if not unit.endswith("_tokens") and unit not in rates.priced.units and unit not in _COUNTED_ELSEWHERE:
+        # Google's models that speak have no price of their own for sound; no other model speaks at the price of its text.
+        in_tokens = unit.endswith("_tokens") and (unit != "output_audio_tokens" or rates.priced.provider == "google")
+        if not in_tokens and unit not in rates.priced.units and unit not in _COUNTED_ELSEWHERE:
             yield unit, count
 
 
@@ -190,29 +229,6 @@ def _dearer_model(call: Call, rates: Rates, body: Mapping[str, Any], stated: Sta
         return rates  # contradictory counts have no price
 
 
-def billed_rates(call: Call, rates: Rates, settings: Metering, stated: Stated) -> tuple[Rates, Decimal]:
-    """Return the prices that a stated usage is billed at, and the factor on them for a dearer tier without a price."""
-    context, factor = dict(settings.price_context), Decimal(1)
-    # A tier that only the request names counts only if it costs more.
-    asked = {key: value for key, value in call.context.items() if value not in NOT_DEARER}
-    for key, value in {**asked, **stated.context}.items():
-        if (key, value) in rates.priced.contexts:
-            context[key] = value
-        elif value not in NOT_DEARER:
-            factor = Decimal(DEAREST_TIER)
-    return Rates(rates.book, rates.priced, rates.based_on, context), factor
-
-
-def cost_of(rates: Rates, factor: Decimal, stated: Stated) -> Nanos:
-    """Return the cost of a stated usage in nano-dollars. Raises ``Impossible`` for counts that contradict each other."""
-    if stated.charged is not None:
-        return whole_nanos(stated.charged)
-    try:
-        return whole_nanos(rates.dollars(stated.usage, us_only=stated.us_only) * factor)
-    except ValueError as error:
-        raise Impossible(str(error)[:200]) from error
-
-
 def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body: Mapping[str, Any]) -> Decimal | None:
     """Return the allowances, in dollars, of tools whose use is not stated or that have no price; None if one has none."""
     priced = {kind for kind in stated.counted if UNITS[kind] in rates.priced.units}
@@ -220,14 +236,17 @@ def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body:
         Counter(part.kind for part in call.unbounded),
         Counter(map(kind_of, tools_run(call.route.flavour, body))),
     )
+    for kind in {part.kind for part in stated.others}:  # what their models have used is stated
+        asked[kind] -= len(own_tools(call, "advisor")) if kind == "provider_tool" else asked[kind]
+        ran.pop(kind, None)
     total = Decimal(0)
-    for kind in asked | ran:  # a tool that the answer shows is billed, whether or not it was asked for
+    for kind in +asked | ran:  # a tool that the answer shows is billed, whether or not it was asked for
         free = kind in _STATED_BY_THE_TOKENS or (call.route.provider, kind) in _FREE_OF_FEES or kind in priced
-        allowed = settings.allowance(kind)
+        allowed, listed = settings.allowance(kind), container_cost(call) if kind == "code_execution" else Decimal(0)
         if allowed is None and not free and kind not in asked:
             return None
         if not (free and kind in asked):
-            total += (allowed or 0) * max(asked[kind], ran[kind])
+            total += max((allowed or 0) * max(asked[kind], ran[kind]), listed)
     return total
 
 

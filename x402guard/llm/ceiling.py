@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
 from typing import Final
 
 from msgspec import Struct
@@ -15,64 +13,23 @@ from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
 from x402guard.kernel.rows import NANOS_PER_DOLLAR, Nanos
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.media import Media, audio_tokens, image_tokens
-from x402guard.llm.models import READ_ON, base_name, model_maximum
-from x402guard.llm.prices import PriceBook, PricedModel, TokenCounter
-from x402guard.llm.request import Call
+from x402guard.llm.dearest import WINDOW, dearest_parts
+from x402guard.llm.rates import EXACT, Rates, find_rates, whole_nanos
+from x402guard.llm.request import Call, asked_tokens
 from x402guard.llm.settings import Metering
-from x402guard.llm.usage import MOST_USES
+from x402guard.llm.tool_costs import listed_costs
+from x402guard.llm.tools_used import MOST_USES
+from x402guard.vendors.media import Media, audio_tokens, image_tokens
+from x402guard.vendors.models import READ_ON, model_maximum
+from x402guard.vendors.prices import LONG_WRITES, PriceBook, PricedModel, TokenCounter
 
-UNPRICED: Final = "unpriced"
 UNBOUNDED_INPUT: Final = "unbounded_input"
 UNBOUNDED_OUTPUT: Final = "unbounded_output"
 
-US_ONLY: Final = Decimal("1.1")
-"""Anthropic's factor on every token price for inference in the United States only."""
-
-_EXACT: Final = Context(prec=1000)
 _PER: Final = 1_000_000
 _COUNTED_BY_BYTES: Final = "bytes"
 _MOST_COUNTED: Final = 4_000_000
 """The most characters, over all texts, that a counter gets. Of longer input every byte counts as one token."""
-
-
-def whole_nanos(dollars: Decimal) -> Nanos:
-    """Return dollars in nano-dollars, rounded up. A call's cost is rounded only here."""
-    exact = _EXACT.multiply(dollars, Decimal(NANOS_PER_DOLLAR))
-    return Nanos(int(exact.to_integral_value(rounding=ROUND_CEILING, context=_EXACT)))
-
-
-class Rates(Struct, frozen=True):
-    """A model's prices for one call.
-
-    Attributes:
-        book: the source of the prices.
-        priced: the model in the book.
-        based_on: the model whose price a dated name uses, or None if the book has the name itself.
-        context: selects the model's other prices: the most expensive that may apply.
-    """
-
-    book: PriceBook
-    priced: PricedModel
-    based_on: str | None
-    context: Mapping[str, str]
-
-    def facts(self) -> dict[str, str]:
-        """Return the journal facts of the prices: source, version, day and model."""
-        day = dt.datetime.fromtimestamp(self.priced.at_unix, dt.UTC).date().isoformat()
-        priced = self.priced
-        facts = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
-        return facts if self.based_on is None else {**facts, "based_on": self.based_on}
-
-    def dollars(self, usage: Usage, *, us_only: bool = False) -> Decimal:
-        """Return the cost of *usage* in dollars, not rounded. Raises ``ValueError`` for contradictory counts."""
-        with localcontext(_EXACT):
-            cost = self.book.cost(self.priced, usage, self.context)
-            if not us_only:
-                return cost
-            fees = {unit: count for unit, count in usage.items() if not unit.endswith("_tokens")}
-            searches = self.book.cost(self.priced, fees, self.context) if fees else Decimal(0)
-            return (cost - searches) * US_ONLY + searches
 
 
 class Ceiling(Struct, frozen=True):
@@ -100,7 +57,6 @@ class Ceiling(Struct, frozen=True):
     input_bound: int | None
     worst: tuple[Usage, ...]
     beside: Decimal
-    us_only: bool
     per_output: Decimal
     choices: int
     limit: int | None
@@ -117,12 +73,12 @@ class Ceiling(Struct, frozen=True):
     @property
     def input_dollars(self) -> Decimal:
         """The dollars for the input, billed in its dearest way."""
-        return max(self.rates.dollars(usage, us_only=self.us_only) for usage in self.worst)
+        return max(self.rates.dollars(usage) for usage in self.worst)
 
     def unit_prices(self) -> tuple[Decimal, Decimal]:
         """Return the prices of the hold, in dollars per million tokens: input, and output of one choice."""
         tokens = max(1, self.input_tokens)
-        with localcontext(_EXACT):
+        with localcontext(EXACT):
             into = self.rates.dollars({"input_tokens": tokens}) * _PER / tokens
             return round(into, 9), round(self.per_output * _PER / self.choices, 9)
 
@@ -143,12 +99,12 @@ class Ceiling(Struct, frozen=True):
 
     def amount(self, limit: int) -> Nanos:
         """Return the ceiling in nano-dollars for an output limit in tokens."""
-        with localcontext(_EXACT):
+        with localcontext(EXACT):
             return whole_nanos(self.fixed + self.per_output * (limit + self.extra_output))
 
     def affordable(self, nanos: int) -> int:
         """Return the largest output limit whose ceiling is at most *nanos* nano-dollars; 0 or less if there is none."""
-        with localcontext(_EXACT):
+        with localcontext(EXACT):
             left = Decimal(nanos) / NANOS_PER_DOLLAR - self.fixed - self.per_output * self.extra_output
             if self.per_output == 0:
                 return self.maximum or 0
@@ -162,15 +118,15 @@ def find_ceiling(
     rates = find_rates(call, settings, book, at_unix)
     if isinstance(rates, Refusal):
         return rates
-    allowed = _allowances(call, settings)
-    if isinstance(allowed, Refusal):
-        return allowed
     media = _media(call, rates, settings)
     if isinstance(media, Refusal):
         return media
-    tokens, counted_by, by_bytes = _count(call, rates.priced.model, counter)
+    tokens, counted_by, by_bytes = _count(call, rates.priced.known_as, counter)
     added = call.slack + media.tokens + call.route.endpoint.hidden_input
     held, bound = tokens + added, by_bytes + added
+    allowed = _allowances(call, settings, rates, held)
+    if isinstance(allowed, Refusal):
+        return allowed
     usage = {"input_tokens": held, **({"input_audio_tokens": media.audio} if media.audio else {})}
     maximum, maximum_from = _maximum(call, rates)
     return Ceiling(
@@ -180,7 +136,6 @@ def find_ceiling(
         input_bound=None if call.unbounded or media.unsized else bound,
         worst=tuple(_worst_inputs(usage, call, rates.priced)),
         beside=allowed + media.dollars,
-        us_only=call.us_only,
         per_output=_per_output(usage, call, rates),
         choices=call.choices,
         limit=call.limit,
@@ -190,106 +145,11 @@ def find_ceiling(
     )
 
 
-def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
-    """Return the prices of a call's model at *at_unix* (unix seconds), or a refusal if there are none."""
-    provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
-    found = find_model(book, provider, asked, at_unix)
-    if found is None:
-        hint = f'session.register_model({call.model!r}, input="$3.00", output="$15.00")'
-        if call.route.endpoint.dialect == "azure":
-            hint = f'Metering(aliases={{{call.model!r}: "gpt-4o"}}) for the model behind the deployment, or {hint}'
-        else:
-            hint += " (at the price of the provider's dearest model at least; Metering(models={…}) may name any)"
-        meant = "" if asked == call.model else f" (that is {asked!r} by its alias)"
-        return Refusal(
-            UNPRICED,
-            f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
-            error=Unpriced,
-        )
-    priced, based_on = found
-    produces = call.limit != 0
-    if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
-        return Refusal(
-            UNPRICED,
-            f"model: {call.model!r} has no price for text tokens, so {call.route.flavour} calls cannot be priced",
-            error=Unpriced,
-        )
-    if call.speaks and "output_audio_tokens" not in priced.units:
-        return Refusal(
-            UNPRICED, f"modalities: the price book has no price for audio output of {call.model!r}", error=Unpriced
-        )
-    context = dict(settings.price_context)
-    asked_tiers = dict(call.context)
-    if provider in _PROJECT_TIERS and not context.keys() & {"service_tier", "processing"}:
-        asked_tiers.setdefault("service_tier", "auto")
-    for key, asked_for in asked_tiers.items():
-        # "auto" may become the most expensive tier.
-        value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
-        if value in NOT_DEARER:
-            if value in _STANDARD and context.get(key) in NOT_DEARER:
-                del context[key]  # it asks for what the owner's cheaper tier is not
-            continue
-        if (key, value) in priced.contexts:
-            context[key] = value
-        else:
-            return Refusal(
-                UNPRICED, f"{key}: the price of {value!r} for {call.model!r} is unknown; leave it out", error=Unpriced
-            )
-    return Rates(book, priced, based_on, context)
-
-
-def find_model(book: PriceBook, provider: str, model: str, at_unix: int) -> tuple[PricedModel, str | None] | None:
-    """Return the prices of a model, and the model whose price a dated name uses, or None; None for an unknown model."""
-    priced = book.find(provider, model, at_unix)
-    if priced is not None:
-        return priced, None
-    base = base_name(model)
-    priced = None if base is None else book.find(provider, base, at_unix)
-    return None if priced is None else (priced, base)
-
-
-def _suggest(book: PriceBook, provider: str, model: str) -> str:
-    suggested = book.suggest(provider, model)
-    return "" if suggested is None else f"{suggested} Or "
-
-
-_STANDARD: Final = frozenset({"default", "on_demand", "standard", "standard_only"})
-
-NOT_DEARER: Final = frozenset(
-    {
-        "auto",
-        "batch",
-        "default",
-        "flex",
-        "offpeak",
-        "on_demand",
-        "provisioned_throughput",
-        "standard",
-        "standard_only",
-        "traffic_type_unspecified",
-        "unspecified",
-    }
-)
-"""Tiers that cost at most as much as the standard one. A cheaper one does not lower a hold: the provider may not grant it.
-
-Every other one is taken for dearer, also one that is not known.
-"""
-
-DEAREST_TIER: Final = 2
-"""A tier without a price counts this many times the standard price: the most of any tier in the price book."""
-
-_PROJECT_TIERS: Final = frozenset({"openai", "azure"})
-"""Providers whose projects have a tier of their own for calls that name none."""
-
-_WINDOW: Final = 1_048_576
-"""The context window, in tokens, of a model whose window is not known."""
-
-
-def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decimal) -> Nanos:
+def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage) -> Nanos:
     """Return the most, in nano-dollars, that one answer can cost: the whole window and the longest output, at the dearest rates.
 
-    *rates* are those that the answer is billed at, and *factor* is on them. Tools that the provider ran are counted as
-    *usage* states them, up to ``MOST_USES`` each.
+    *rates* are those that the answer is billed at. Tools that the provider ran are counted as *usage* states them, up to
+    ``MOST_USES`` each.
     """
     priced, (window, longest) = rates.priced, most_tokens(ceiling, rates)
     fees = {
@@ -298,8 +158,10 @@ def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decim
         if not unit.endswith("_tokens")
     }
     contexts = [{}, *({key: value} for key, value in priced.contexts), dict(rates.context)]
-    with localcontext(_EXACT):
-        dearest = max(sum(_dearest(rates.book, priced, window, longest, context)) for context in contexts) * factor
+    with localcontext(EXACT):
+        dearest = (
+            max(sum(dearest_parts(rates.book, priced, window, longest, context)) for context in contexts) * rates.factor
+        )
         dearest += ceiling.beside + (rates.book.cost(priced, fees, {}) if fees else 0)
     return Nanos(max(whole_nanos(dearest), ceiling.amount(ceiling.limit or 0)))
 
@@ -307,90 +169,25 @@ def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decim
 def most_tokens(ceiling: Ceiling, rates: Rates) -> tuple[int, int]:
     """Return the most tokens of input and of output that one answer can take."""
     known = rates.priced.context_window if rates.priced.source not in ("owner", "session") else None
-    window = known or _WINDOW
+    window = known or WINDOW
     if _has_long_rates(rates, window):  # the book's window is older than its prices for longer requests
-        window = max(window, _WINDOW)
+        window = max(window, WINDOW)
     window = max(window, ceiling.input_bound or 0, ceiling.input_tokens)
     return window, (ceiling.maximum or window) * ceiling.choices + ceiling.extra_output
 
 
 def _has_long_rates(rates: Rates, window: int) -> bool:
     """True if a token costs more in a request that is longer than *window* tokens."""
-    short, long = ({"input_tokens": tokens} for tokens in (window, _WINDOW))
-    return rates.dollars(long) * window > rates.dollars(short) * _WINDOW
-
-
-def _dearest(
-    book: PriceBook, priced: PricedModel, window: int, longest: int, context: Mapping[str, str]
-) -> tuple[Decimal, Decimal]:
-    """Return the most that so many tokens can cost, in dollars: those of input, and those of output."""
-    plain: Usage = {"input_tokens": window}
-    before = book.cost(priced, plain, context)
-    into = max(book.cost(priced, _alone(unit, window), context) for unit in priced.units if _is_input(unit))
-    out = max(
-        book.cost(priced, {**plain, "output_tokens": longest, unit: longest}, context) - before
-        for unit in (priced.units | {"output_tokens"})
-        if unit.startswith("output_") and unit.endswith("_tokens")
-    )
-    return into, out
+    short, long = ({"input_tokens": tokens} for tokens in (window, WINDOW))
+    return rates.dollars(long) * window > rates.dollars(short) * WINDOW
 
 
 _MOST_SECONDS: Final = 86_400
-_TOKENS_EACH: Final[Mapping[str, int]] = {"seconds": 100, "pages": 5_000, "images": 10_000}
-"""What one of them is taken for where a model has no price for it: more tokens than any vendor counts for it."""
-_FEES: Final = ("requests", "queries", "searches", "search", "units", "calls", "uses", "sources", "classifications")
-_FEE: Final = Decimal("0.05")
-"""Dollars of one use of what has no price: more than any listed fee of a search or a tool."""
-_WORDS: Final = re.compile(r"[A-Z]?[a-z]+")
 
 
-def unread_cost(rates: Rates, unread: Iterable[tuple[str, int]], most: int | None = None) -> Decimal:
-    """Return the dollars of counts that nothing reads: at the dearest rate that the model's prices allow.
-
-    *most* are the tokens that the model can take at all, if the request is known: all such counts together are no more,
-    and all fees together no more than ``MOST_USES``.
-    """
-    tokens, uses, total = most or 2 * max(_WINDOW, rates.priced.context_window or 0), MOST_USES, Decimal(0)
-    with localcontext(_EXACT):
-        dearest = _dearest_token(rates)
-        for name, count in unread:
-            words = [word.lower() for word in _WORDS.findall(name)]
-            kind = "tokens" if words[-1:] == ["tokens"] else next((word for word in words if word in _TOKENS_EACH), "")
-            priced = [unit for unit in rates.priced.units if kind in _TOKENS_EACH and unit.endswith(f"_{kind}")]
-            if kind != "tokens" and not set(words).isdisjoint(_FEES):
-                uses, some, price = uses - min(count, uses), min(count, uses), _FEE
-            else:
-                some = min(count * (1 if priced else _TOKENS_EACH.get(kind, 1)), tokens)
-                tokens, price = tokens - some, max((_price_of(rates, unit) for unit in priced), default=dearest)
-            total += price * some
-    return total
-
-
-def _price_of(rates: Rates, unit: str) -> Decimal:
-    whole = {"audio_seconds": _PER} if unit.endswith("audio_seconds") else {}  # the book wants it beside its parts
-    return rates.book.cost(rates.priced, {**whole, unit: _PER}, rates.context) / _PER
-
-
-def _dearest_token(rates: Rates) -> Decimal:
-    return max(max(_dearest(rates.book, rates.priced, _PER, _PER, each)) for each in ({}, rates.context)) / _PER
-
-
-def _is_input(unit: str) -> bool:
-    return unit.endswith("_tokens") and not unit.startswith("output_")
-
-
-def _alone(unit: str, tokens: int) -> Usage:
-    """Return the usage of *tokens* of input that are all counted as *unit*."""
-    usage = {"input_tokens": tokens, unit: tokens}
-    if "_write_" in unit:
-        usage["cache_write_tokens"] = tokens
-    elif unit.startswith("cache_") and unit != "cache_read_tokens":  # cache_audio_read_tokens and its like
-        usage |= {"cache_read_tokens": tokens, unit.replace("cache_", "input_").replace("_read", ""): tokens}
-    return usage
-
-
-def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
-    total = Decimal(0)
+def _allowances(call: Call, settings: Metering, rates: Rates, tokens: int) -> Decimal | Refusal:
+    """Return what is held for the parts that a request does not bound: their allowances, or their list prices if more."""
+    allowed: dict[str, Decimal] = {}
     for part in call.unbounded:
         allowance = settings.allowance(part.kind)
         if allowance is None:
@@ -400,8 +197,10 @@ def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
                 f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})',
                 error=Unpriced,
             )
-        total += allowance
-    return total
+        allowed[part.kind] = allowed.get(part.kind, Decimal(0)) + allowance
+    for kind, known in listed_costs(call, rates, allowed, tokens):
+        allowed[kind] = max(allowed[kind], known)
+    return sum(allowed.values(), Decimal(0))
 
 
 class _MediaCost(Struct, frozen=True):
@@ -432,7 +231,8 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
 
 def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
     if part.kind == "image":
-        return image_tokens(call.route.provider, rates.priced.model, part)
+        counted = image_tokens(call.route.provider, rates.priced.known_as, part)
+        return counted if counted is None or call.route.provider != "google" else max(counted, asked_tokens(call))
     if part.kind == "audio":
         # Audio without its own price may be a gap in the book. Only Google is known to bill it as text then.
         known = "input_audio_tokens" in rates.priced.units or call.route.provider == "google"
@@ -463,6 +263,8 @@ def _worst_inputs(usage: Usage, call: Call, priced: PricedModel) -> Iterator[Usa
         for unit in ("cache_write_tokens", "cache_write_1h_tokens"):
             if unit in priced.units:
                 yield {**usage, "cache_write_tokens": held, unit: held}
+        if call.keeps_long:
+            yield {**usage, "cache_write_tokens": held, LONG_WRITES: held}
 
 
 def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
@@ -473,12 +275,9 @@ def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
     silent = not call.speaks and call.route.provider != "google"
     own = {unit for unit in rates.priced.units if unit.startswith("output_") and unit.endswith("_tokens")}
     kinds = {"output_tokens", *own} - ({"output_audio_tokens"} if silent else set())
-    without = rates.dollars(usage, us_only=call.us_only)
-    with localcontext(_EXACT):
-        dearest = max(
-            rates.dollars({**usage, "output_tokens": _PER, kind: _PER}, us_only=call.us_only) - without
-            for kind in kinds
-        )
+    without = rates.dollars(usage)
+    with localcontext(EXACT):
+        dearest = max(rates.dollars({**usage, "output_tokens": _PER, kind: _PER}) - without for kind in kinds)
         return dearest / _PER * call.choices
 
 
@@ -486,7 +285,7 @@ def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
     if call.limit == 0:
         return 0, "no output"
     own = rates.priced.max_output
-    provider, names = call.route.provider, (call.model, rates.priced.model)
+    provider, names = call.route.provider, dict.fromkeys((call.model, rates.priced.model, rates.priced.known_as))
     known = [row for name in names if (row := model_maximum("openai" if provider == "azure" else provider, name))]
     if known:
         largest = max(known, key=lambda row: row.output_tokens)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from x402guard.llm.media import Media
-from x402guard.llm.routes import Route
+from x402guard.vendors.media import Media
+from x402guard.vendors.routes import Route
 
 _DATA_URL: Final = re.compile(r"data:(?P<mime>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 

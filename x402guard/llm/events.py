@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Protocol, TypeGuard
 
-from x402guard.llm.routes import Flavour
+from x402guard.vendors.routes import Flavour
 
 
 class EventReader(Protocol):
@@ -191,13 +191,22 @@ class _Cohere(_Kept):
             self._body, self.final, self.over = {"usage": delta["usage"]}, True, True
 
 
+class _Converse(_Kept):
+    """Bedrock: the event ``metadata`` states the usage, in a stream's last frame."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        if isinstance(event.get("usage"), dict):
+            self._body, self.final, self.over = dict(event), True, True
+
+
 def event_reader(flavour: Flavour, choices: int = 1) -> EventReader:
     """Return a reader for a new stream of a flavour, with *choices* answers in it."""
-    kinds: dict[str, type[_Responses | _Messages | _Gemini | _Cohere]] = {
+    kinds: dict[str, type[_Responses | _Messages | _Gemini | _Cohere | _Converse]] = {
         "responses": _Responses,
         "messages": _Messages,
         "gemini": _Gemini,
         "cohere": _Cohere,
+        "converse": _Converse,
     }
     return kinds[flavour]() if flavour in kinds else _Chat(choices)
 

@@ -6,7 +6,8 @@ the cost at the end of the body. A call without a stated usage costs its ceiling
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
@@ -31,30 +32,36 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts
+from x402guard.flow.request import RequestFacts, split_path
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import Evidence, Hold, HoldKind
+from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import Notice
 from x402guard.llm.answer import AnswerReader
 from x402guard.llm.authorize import Granted, call_id, call_marks, call_scope, call_step, fix_price, grant_call
 from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
+from x402guard.llm.listed import LISTED, bill_listed, price_listed
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.narrow import narrow_call, narrow_fixed
+from x402guard.llm.outages import has_content, says_error
 from x402guard.llm.request import Call, ask_for_usage, cap_price, lower_limits, read_call
-from x402guard.llm.routes import Route
+from x402guard.llm.settings import place_of
 from x402guard.policy.judge import Unasked
 from x402guard.policy.step_guard import Outcome
 from x402guard.policy.steps import Step
 from x402guard.strict_json import NotReadable, read_object, write_object
+from x402guard.vendors.routes import Route
 
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, that is priced on the event loop once price book and counter have loaded."""
 
 ERROR_BYTES: Final = 262_144
 """The most bytes of an error's body that are read."""
+
+ANSWER_BYTES: Final = 8_388_608
+"""The most bytes of an answer at a fixed price that are read, to find what it states."""
 
 _LLM_S: Final = "policy.timeouts.llm_s"
 _TIMED_OUT: Final = frozenset({408, 499})
@@ -107,15 +114,15 @@ def called(
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
     """Hold and send an LLM call. Returns (call in flight, receipt if it has ended or None if free; reply)."""
     if isinstance(route, FixedPrice):
-        quick = len(upload.body or b"") <= QUICK_BYTES
-        step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
-        body = narrow_fixed(context, request, route, upload.body)
-        if isinstance(body, Refusal):
-            raise (yield from refused(context, body))
-        fixed = partial(fix_price, context=context, request=request, step=step, price=route)
-        granted = yield from _hold(context, request, step, fixed, (), model=route.route_name)
-        reply = yield from _send(context, granted, body)
-        return (yield from _end_by_status(context, granted, reply)), reply
+        return (yield from _fixed(request, route, upload, context, None))
+    if route.flavour in LISTED:
+        place = place_of(request.host, split_path(request.url).path)
+        price = yield Compute(
+            lambda now_ms: price_listed(meter, route, upload.body, place, now_ms // 1000), quick=False
+        )
+        if isinstance(price, Refusal):
+            raise (yield from refused(context, price))
+        return (yield from _fixed(request, price, upload, context, partial(bill_listed, meter, route, price)))
     ready = yield Compute(
         partial(_prepare, route, upload, context=context, request=request, meter=meter),
         quick=_is_quick(meter, upload.body),
@@ -132,6 +139,25 @@ def called(
     if 200 <= reply.status < 300:
         return _in_flight(context, meter, granted, ready, reply, hides=asks), reply
     return (yield from _end_by_status(context, granted, reply)), reply
+
+
+def _fixed(
+    request: RequestFacts,
+    price: FixedPrice,
+    upload: Upload,
+    context: Context,
+    stated: Callable[[Mapping[str, Any], int], Bill] | None,
+) -> Flow[tuple[Receipt | None, Reply]]:
+    """Hold and send a request at a fixed price. *stated* reads its cost in the answer, at a time in unix seconds."""
+    quick = len(upload.body or b"") <= QUICK_BYTES
+    step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
+    body = narrow_fixed(context, request, price, upload.body)
+    if isinstance(body, Refusal):
+        raise (yield from refused(context, body))
+    fixed = partial(fix_price, context=context, request=request, step=step, price=price)
+    granted = yield from _hold(context, request, step, fixed, (), model=price.model or price.route_name)
+    reply = yield from _send(context, granted, body)
+    return (yield from _end_by_status(context, granted, reply, stated)), reply
 
 
 def _is_quick(meter: Meter, body: bytes | None) -> bool:
@@ -236,12 +262,21 @@ _LEADS_TO_IT: Final = frozenset({302, 303})
 """A client gets the answer to a call by a GET then, which no meter sees. After 307 and 308 it makes the call again."""
 
 
-def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
-    """End a call whose body is not metered. Returns None if it cost nothing."""
+def _end_by_status(
+    context: Context, granted: Granted, reply: Reply, stated: Callable[[Mapping[str, Any], int], Bill] | None = None
+) -> Flow[Receipt | None]:
+    """End a call whose body is not metered. Returns None if it cost nothing. *stated* reads a bill in its answer."""
     hold, status = granted.hold, reply.status
     outcome: Outcome = "ok"
     if 200 <= status < 300:
         bill = Bill(hold.amount, Evidence.ESTIMATE, note="the owner's fixed price")
+        if stated is not None:
+            try:
+                answer = yield from _peek_answer()
+                bill = yield Compute(lambda now_ms: stated(answer, now_ms // 1000), quick=True)
+            except Interrupted as cut:
+                yield from _capture_anyway(context, granted, "cancelled while the answer was read", cut)
+                raise
     elif status in _TIMED_OUT:
         bill, outcome = (
             ceiling_bill(hold.amount, f"status {status}: the call may have been answered and billed"),
@@ -270,7 +305,7 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
     else:
         outcome = "failed"
         try:
-            error = yield from _peek_error()
+            error = yield from _peek_error(status)
         except Interrupted as cut:
             yield from _capture_anyway(context, granted, "cancelled while the error was read", cut)
             raise
@@ -279,6 +314,14 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without a provider error: it may have been billed")
     return (yield from _write(context, hold, bill, granted, outcome=outcome))
+
+
+def _peek_answer() -> Flow[dict[str, Any]]:
+    """Return the answer in the body, empty if it cannot be read."""
+    try:
+        return read_object((yield PeekBody(ANSWER_BYTES)) or b"")
+    except (NotReadable, ProtocolError, SendFailed):
+        return {}
 
 
 def _peek_code() -> Flow[str]:
@@ -291,31 +334,20 @@ def _peek_code() -> Flow[str]:
     return code if isinstance(code, str) else ""
 
 
-def _peek_error() -> Flow[str]:
-    """Return "" unless the body of a 5xx is a provider's error without content."""
+def _peek_error(status: int) -> Flow[str]:
+    """Return "" unless the body of a 5xx is an error without content, of a provider or of a proxy before it."""
     try:
-        body = (yield PeekBody(ERROR_BYTES)) or b""
-        # Gemini streams an error as an array with one element.
-        listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
-        told = read_object(body) if listed is None else listed[0] if listed else {}
-    except (NotReadable, ProtocolError, SendFailed):
+        return says_error((yield PeekBody(ERROR_BYTES)) or b"", status)
+    except (ProtocolError, SendFailed):
         return ""
-    if not isinstance(told, dict):
-        return ""
-    says = any(told.get(key) for key in ("error", "message", "detail"))
-    return "provider error" if says and not _has_content(told) else ""
 
 
 def _peek_content() -> Flow[bool]:
     """True if the body of a 4xx has content or usage: then it is an answer, whatever its status says."""
     try:
-        return _has_content(read_object((yield PeekBody(ERROR_BYTES)) or b""))
+        return has_content(read_object((yield PeekBody(ERROR_BYTES)) or b""))
     except (NotReadable, ProtocolError, SendFailed):
         return False
-
-
-def _has_content(told: Mapping[str, Any]) -> bool:
-    return any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
 
 
 def _in_flight(
@@ -368,6 +400,10 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
             limit=flight.limit,
         )
 
+    nothing = flight.reader.nothing(ended=ended)
+    if nothing:
+        yield from give_back(flight.context, flight.hold, nothing, None, flight.marks, outcome="failed")
+        return replace(flight.receipt, amount=Decimal(0), state=str(HoldState.VOIDED), note=nothing)
     try:
         bill = yield Compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:

@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import islice
 from typing import Any, Final
 
-from x402guard.llm.routes import Flavour
+from x402guard.vendors.routes import Flavour
 
 Unread = tuple[tuple[str, int], ...]
 """The counts that nothing reads: (name, count)."""
@@ -24,6 +24,7 @@ _A_TOTAL: Final = "it is a total; what it has beyond its parts counts as output"
 _A_PART: Final = "it is a part of a count that is read, at the same price"
 _PRICED: Final = "it is read; a model without a price of its own for it bills it as its other tokens"
 _AN_ECHO: Final = "it repeats a count that is read"
+_A_WHOLE: Final = "only its billed units are billed"
 _A_TIME: Final = "it is a time"
 _A_CHARGE: Final = "it is money, and read as what was charged"
 _A_TOOL: Final = "tools that ran are counted by themselves"
@@ -56,6 +57,9 @@ _OPENAI: Final[Mapping[str, str]] = {
     "reasoning_tokens": _A_PART,
     "num_server_side_tools_used": _A_TOOL,
     "num_cached_tokens": _A_PART,
+    "cached_tokens_details.cached_image_tokens": _A_PART,
+    "cached_tokens_details.cached_text_tokens": _A_PART,
+    "output_token_details.reasoning": _A_PART,
     "prompt_token_details.cached_tokens": _A_PART,
     "queue_time": _A_TIME,
     "prompt_time": _A_TIME,
@@ -86,8 +90,8 @@ _GOOGLE: Final[Mapping[str, str]] = {
     "promptTokenCount": _AN_ECHO,
 }
 _COHERE: Final[Mapping[str, str]] = {
-    "tokens.input_tokens": _AN_ECHO,
-    "tokens.output_tokens": _AN_ECHO,
+    "tokens.input_tokens": _A_WHOLE,
+    "tokens.output_tokens": _A_WHOLE,
     "billed_units.input_tokens": _AN_ECHO,
     "billed_units.output_tokens": _AN_ECHO,
     "cached_tokens": _A_PART,
@@ -137,8 +141,14 @@ _UNITS: Final[Mapping[str, str]] = {
     "input_token_details.cached_tokens": "cache_read_tokens",
     "input_token_details.cached_tokens_details.audio_tokens": "cache_audio_read_tokens",
     "input_token_details.cached_tokens_details.text_tokens": "cache_text_read_tokens",
+    "input_token_details.cache_read": "cache_read_tokens",
+    "input_token_details.cache_creation": "cache_write_tokens",
+    "input_token_details.audio": "input_audio_tokens",
+    "output_token_details.audio": "output_audio_tokens",
     "output_token_details.audio_tokens": "output_audio_tokens",
     "output_token_details.text_tokens": "output_text_tokens",
+    "input_tokens_details.cache_write_tokens_details.ttl_12h_tokens": "cache_write_12h_tokens",
+    "prompt_tokens_details.cache_write_tokens_details.ttl_12h_tokens": "cache_write_12h_tokens",
     "billed_units.image_tokens": "input_image_tokens",
     "billed_units.search_units": "rerank_searches",
 }
@@ -202,7 +212,7 @@ def read_leaves(
         if unit is not None and name == whole:
             if not usage.get(unit):
                 more[unit] = more.get(unit, 0) + count
-        elif name not in known and not is_measure(name):
+        elif (name not in known and not is_measure(name)) or (name == whole and _is_more(name, known, count, usage)):
             unread[name] = unread.get(name, 0) + count
     for unit in [unit for unit in more if unit.endswith("_tokens")]:
         if more[unit] > usage.get("output_tokens" if unit.startswith("output_") else "input_tokens", 0):
@@ -214,9 +224,24 @@ def read_leaves(
     return more, tuple(unread.items())
 
 
+def _is_more(name: str, known: Mapping[str, str], count: int, usage: Mapping[str, int]) -> bool:
+    """True for a count that is more than what it is known to repeat, or to be a part of."""
+    if known.get(name) not in (_AN_ECHO, _A_PART):
+        return False
+    return count > usage.get("output_tokens" if _OUTPUT.search(name) else "input_tokens", 0)
+
+
+_OUTPUT: Final = re.compile("(?i)output|completion|candidates|thoughts|reasoning")
+
+
 def is_measure(name: str) -> bool:
     """True for a time, a rate or money. What is billed by its length is of audio or video, or is named by seconds."""
     return _MEASURE.search(name) is not None and _MEDIA.search(name) is None
+
+
+def is_count(name: str) -> bool:
+    """True for a name that says that its value is a count."""
+    return _NAMES.search(name) is not None
 
 
 _MEASURE: Final = re.compile(

@@ -12,11 +12,12 @@ from x402guard.errors import Unpriced
 from x402guard.flow.request import split_path
 from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.ceiling import UNPRICED
-from x402guard.llm.prices import RegisteredBook, TokenCounter
-from x402guard.llm.routes import Route, find_endpoint, find_route
+from x402guard.llm.hints import unpriced_path
+from x402guard.llm.rates import UNPRICED
 from x402guard.llm.settings import Metering, place_of
 from x402guard.policy.patterns import plain_host, readings
+from x402guard.vendors.prices import RegisteredBook, TokenCounter
+from x402guard.vendors.routes import Route, find_endpoint, find_route
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
@@ -45,11 +46,16 @@ class Unmetered(Struct, frozen=True):
 
 
 class FixedPrice(Struct, frozen=True):
-    """A request with a fixed price that the owner set, in nano-dollars."""
+    """A request with a fixed price in nano-dollars: that the owner set, or that a list says (see ``listed``).
+
+    ``model`` is its model, or ""; ``source`` is who says the price.
+    """
 
     provider: str
     route_name: str
     amount: Nanos
+    model: str = ""
+    source: str = "owner"
 
 
 def classify(
@@ -93,13 +99,7 @@ def classify(
     route = find_route(endpoint, path)
     if route is None:
         address = f"{split_path(url).scheme}://{route_name}"
-        return Refusal(
-            UNPRICED,
-            f"{method} {route_name}: the price of this path of {endpoint.provider} is unknown; give it a price with "
-            f'Metering(fixed_prices={{"{address}": "$0.04"}}), or, only if it costs nothing, list it with '
-            f'Metering(free=["{address}"])',
-            error=Unpriced,
-        )
+        return Refusal(UNPRICED, unpriced_path(endpoint, method, address, path), error=Unpriced)
     if route.flavour.startswith("gemini") and (masked or _masks(url)):
         reason = f"{method} {route_name} asks for some fields of the answer alone, so its usage may not be in it"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Leave out fields= and X-Goog-FieldMask.")

@@ -24,8 +24,8 @@ from x402guard.ledger.events import Capture
 from x402guard.ledger.token_budget import count_tokens, soft_mark
 from x402guard.ledger.transitions import apply, begin
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.llm.ceiling import Rates
 from x402guard.llm.meter import Meter
+from x402guard.llm.rates import Rates
 from x402guard.llm.reported import Statement, price_statement
 from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step, bare_key, messages_key

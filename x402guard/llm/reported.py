@@ -14,14 +14,16 @@ from x402guard.flow.ports import Usage
 from x402guard.kernel.rows import MAX_NANOS, Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import MOST_TOKENS
-from x402guard.llm.bill import NOT_READ, billed_rates, cost_of
-from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, unread_cost, whole_nanos
+from x402guard.llm.bill import price_stated
 from x402guard.llm.content import Unbounded, kind_of
+from x402guard.llm.leaves import is_count
 from x402guard.llm.meter import Meter
-from x402guard.llm.prices import PriceBook
+from x402guard.llm.rates import UNPRICED, Rates, find_rates, whole_nanos
 from x402guard.llm.request import Call
-from x402guard.llm.routes import Dialect, Flavour, MeteredHost, Route
-from x402guard.llm.usage import Stated, check_parts, read_usage, tools_run
+from x402guard.llm.tools_used import tools_run
+from x402guard.llm.usage import Stated, check_parts, read_usage
+from x402guard.vendors.prices import PriceBook
+from x402guard.vendors.routes import Dialect, Flavour, MeteredHost, Route
 
 _UNIT: Final = re.compile(
     r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",
@@ -174,41 +176,28 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     rates = find_rates(call, meter.settings, meter.book, at_unix)
     if isinstance(rates, Refusal):
         return rates
-    for unit in _without_price(stated.usage, rates):
-        return Refusal(
-            UNPRICED,
-            f"usage: the price of {unit} for {statement.model!r} is unknown; charge them yourself",
-            error=Unpriced,
-        )
-    allowed = _tools_run(meter, statement)
+    allowed = _tools_run(meter, statement, stated)
     if isinstance(allowed, Refusal):
         return allowed
-    rates, factor = billed_rates(call, rates, meter.settings, stated)
-    if factor != 1 and stated.charged is None:
-        return Refusal(
-            UNPRICED,
-            f"usage: {statement.model!r} was billed at a tier that is not in the price book",
-            error=Unpriced,
-        )
-    unread = whole_nanos(unread_cost(rates, stated.unread)) if stated.unread_names else Nanos(0)
-    amount = Nanos(cost_of(rates, factor, stated) + allowed + unread)
+    priced = price_stated(call, rates, meter.settings, stated, None)
+    rates, stated, usage, amount = priced.rates, priced.stated, priced.stated.all_usage, Nanos(priced.amount + allowed)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
-    for unit, count in stated.usage.items():
+    for unit, count in usage.items():
         if count > MOST_TOKENS:
             raise ValueError(f"usage: more than {MOST_TOKENS:,} {unit} are impossible")
-    if stated.unread_names:
-        return Bill(amount, Evidence.ESTIMATE, stated.usage, NOT_READ, unread=stated.unread_names), rates
-    if allowed:
-        return Bill(amount, Evidence.ESTIMATE, stated.usage, "tools at their allowance"), rates
-    return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage), rates
+    note = priced.note or ("tools at their allowance" if allowed else "")
+    evidence = Evidence.ESTIMATE if note else Evidence.PROVIDER_USAGE
+    return Bill(amount, evidence, usage, note, unread=stated.unread_names), rates
 
 
-def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
+def _tools_run(meter: Meter, statement: Statement, stated: Stated) -> Nanos | Refusal:
     """Return the allowances of the tools that the provider ran, or a refusal if one has no allowance."""
     total = Decimal(0)
     for name in tools_run(statement.flavour or "chat", statement.answer):
         kind = kind_of(name)
+        if kind in {part.kind for part in stated.others}:
+            continue  # what its model has used is stated
         allowance = meter.settings.allowance(kind)
         if allowance is None:
             hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
@@ -221,7 +210,7 @@ def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
 
 def _stated(statement: Statement, book: PriceBook) -> Stated:
     if statement.flavour is not None:
-        check_said(statement.flavour, _usage_of(statement.answer))
+        _check_numbers(_usage_of(statement.answer))
         stated = read_usage(_call(statement, produces=True), statement.answer, book, completes=False)
     else:
         stated = Stated(dict(_counts(statement.answer)), {}, None, us_only=False, counted=frozenset())
@@ -248,12 +237,6 @@ def _counts(usage: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield unit, count
 
 
-def _without_price(usage: Usage, rates: Rates) -> Iterator[str]:
-    for unit in usage:
-        if unit not in rates.priced.units and (not unit.endswith("_tokens") or unit == "output_audio_tokens"):
-            yield unit
-
-
 def _call(statement: Statement, *, produces: bool) -> Call:
     """Return the known part of the call. The request is unknown, so every counted tool may have been offered."""
     flavour: Flavour = statement.flavour or "chat"
@@ -278,34 +261,14 @@ def _call(statement: Statement, *, produces: bool) -> Call:
     )
 
 
-_COUNTS: Final = re.compile(r"(tokens?|count|units?)$", re.IGNORECASE)
-_KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
-    "chat": frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "prompt_cache_hit_tokens",
-                       "prompt_cache_miss_tokens"}),
-    "embeddings": frozenset({"prompt_tokens", "total_tokens"}),
-    "responses": frozenset({"input_tokens", "output_tokens", "total_tokens"}),
-    "messages": frozenset({"input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"}),
-    "gemini": frozenset({"promptTokenCount", "candidatesTokenCount", "totalTokenCount", "cachedContentTokenCount",
-                         "thoughtsTokenCount", "toolUsePromptTokenCount"}),
-    "converse": frozenset({"inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens", "cacheWriteInputTokens",
-                           "cacheReadInputTokenCount", "cacheWriteInputTokenCount"}),
-    "cohere": frozenset({"cached_tokens", "tokens", "billed_units"}),
-    "cohere_embed": frozenset({"tokens", "billed_units"}),
-}  # fmt: skip
-"""The counts of each flavour's usage that are read, or that are known to repeat others."""
-
 _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
 
 
-def check_said(flavour: Flavour, usage: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an unknown count or one that is not a number: ignoring it would price it at zero."""
-    known = _KNOWN.get(flavour, frozenset())
+def _check_numbers(usage: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a count that is not a number."""
     for key, value in usage.items():
-        name = str(key)[:60]
-        if _COUNTS.search(name) and name not in known and value:
-            raise ValueError(f"{name} is an unknown count; the known ones are {', '.join(sorted(known))}")
-        if name in known and value is not None and not isinstance(value, (Mapping, int, Decimal)):
-            raise ValueError(f"{name} is a {type(value).__name__}, but has to be a number")
+        if is_count(str(key)) and isinstance(value, str | bool | bytes | float):
+            raise ValueError(f"{str(key)[:60]} is a {type(value).__name__}, but has to be a number")
 
 
 def check_total(usage: Mapping[str, Any], read: Usage) -> None:

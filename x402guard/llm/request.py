@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
-from x402guard.llm.media import Media
-from x402guard.llm.routes import Flavour, Route
 from x402guard.strict_json import NotReadable, read_object
+from x402guard.vendors.media import Media
+from x402guard.vendors.routes import Flavour, Route
 
 UNREADABLE: Final = "unreadable_request"
 _TOKENS_A_MESSAGE: Final = 8
@@ -35,6 +35,7 @@ _LIMITS: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
         ("generation_config", "maxOutputTokens"),
     ),
     "cohere": (("max_tokens",),),
+    "converse": (("inferenceConfig", "maxTokens"),),
 }
 _READS_MAX_TOKENS: Final = frozenset({"deepseek", "mistral", "novita", "perplexity", "together", "zai"})
 """Providers that ignore, or do not document, ``max_completion_tokens``: there it sets no limit."""
@@ -76,6 +77,7 @@ class Call(Struct, frozen=True):
         us_only: True if inference in the United States is requested.
         caches: True if the request may write to a cache.
         speaks: True if the answer may contain audio.
+        keeps_long: True if the request asks OpenAI to keep a cache for 12 hours.
     """
 
     route: Route
@@ -94,6 +96,7 @@ class Call(Struct, frozen=True):
     caches: bool
     speaks: bool
     tier: str = ""
+    keeps_long: bool = False
 
     @property
     def asked_for_usage(self) -> bool:
@@ -128,7 +131,8 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
         return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
     caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
     read = _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
-    return replace(read, tier=tier) if tier and isinstance(read, Call) else read
+    keeps_long = b"12h" in body and b"cache" in body and route.flavour in ("chat", "responses")
+    return replace(read, tier=tier, keeps_long=keeps_long) if (tier or keeps_long) and isinstance(read, Call) else read
 
 
 def _has_key(sent: Mapping[str, Any], name: str) -> bool:
@@ -240,13 +244,27 @@ def _predicted(sent: Mapping[str, Any]) -> int:
     return len(str(prediction).encode("utf-8", "surrogatepass")) if prediction is not None else 0
 
 
+def asked_tokens(call: Call) -> int:
+    """Return the most tokens that a request to Gemini asks for one picture (``mediaResolution.numTokens``); 0 for none."""
+    found, pending = 0, list[Any]([call.body])
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            sizes = (value.get("numTokens"), value.get("num_tokens"))
+            found = max([found, *(size for size in sizes if type(size) is int)])
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return found
+
+
 def limit_field(call: Call) -> str:
     """Return the field of the output limit at a call's provider."""
     flavour = call.route.flavour
     if flavour == "gemini":
         return "generationConfig.maxOutputTokens"
-    if flavour == "responses":
-        return "max_output_tokens"
+    if flavour in ("responses", "converse"):
+        return "max_output_tokens" if flavour == "responses" else "inferenceConfig.maxTokens"
     own = flavour == "chat" and call.route.provider in ("openai", "azure")
     return "max_completion_tokens" if own else "max_tokens"
 
@@ -259,6 +277,10 @@ def write_limit(call: Call, limit: int) -> dict[str, Any]:
         key = "generation_config" if "generation_config" in body else "generationConfig"
         given = body.get(key)
         body[key] = {**(given if isinstance(given, dict) else {}), "maxOutputTokens": limit}
+        return body
+    if flavour == "converse":
+        given = body.get("inferenceConfig")
+        body["inferenceConfig"] = {**(given if isinstance(given, dict) else {}), "maxTokens": limit}
         return body
     field = limit_field(call)
     if field == "max_completion_tokens":

@@ -16,11 +16,12 @@ from x402guard.errors import ConfigError
 from x402guard.flow.address import DEFAULT_PORTS
 from x402guard.kernel.rows import Nanos
 from x402guard.llm.content import ALLOWANCES
-from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
-from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
 from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.checks import check_choice, check_flag, check_whole
 from x402guard.policy.patterns import plain_host, plain_path
+from x402guard.vendors.model_price import ModelPrice
+from x402guard.vendors.prices import PriceBook, TokenCounter
+from x402guard.vendors.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
 
 UnboundedOutput = Literal["fit", "model_max", "average", "refuse"]
 Disputes = Literal["book", "latch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
@@ -10,11 +11,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.flow.ports import Usage
-from x402guard.llm.events import SEARCHED
 from x402guard.llm.leaves import Unread, read_leaves
-from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call, costs_more_there, plain_tier
-from x402guard.llm.routes import Flavour
+from x402guard.llm.tool_costs import models_of_tools
+from x402guard.llm.tools_used import UNITS, maps_cost, tools_used
+from x402guard.vendors.prices import LONG_WRITES, PriceBook
 
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
@@ -35,11 +36,23 @@ class Impossible(ValueError):  # noqa: N818 - becomes a dispute
         self.plain = plain or message
 
 
+class Part(Struct, frozen=True):
+    """What another model than the one asked has used in an answer: an adviser, a fallback, a tool's own model."""
+
+    model: str
+    usage: Usage
+    kind: str
+    """The kind of tool that it was, one of ``ALLOWANCES``."""
+
+
 class Stated(Struct, frozen=True):
     """The usage that an answer states.
 
     Attributes:
-        usage: counts by unit of the price book.
+        usage: counts by unit of the price book, for the model that was asked.
+        rounds: the same counts by request to that model, where the answer is several; prices go by the size of each.
+        others: what other models have used.
+        fees: dollars of tools that have a list price and no unit in the book.
         context: the price tiers it was billed at, as far as stated.
         charged: the dollars that the gateway states it charged, or None.
         us_only: True if it was answered in the United States on request, which costs more.
@@ -53,6 +66,19 @@ class Stated(Struct, frozen=True):
     us_only: bool
     counted: frozenset[str]
     unread: Unread = ()
+    rounds: tuple[Usage, ...] = ()
+    others: tuple[Part, ...] = ()
+    fees: Decimal = Decimal(0)
+
+    @property
+    def all_usage(self) -> Usage:
+        """All counts, those of other models among them."""
+        if not self.others:
+            return self.usage
+        total: Counter[str] = Counter(self.usage)
+        for part in self.others:
+            total.update(part.usage)
+        return dict(total)
 
     @property
     def unread_names(self) -> tuple[str, ...]:
@@ -77,29 +103,55 @@ def read_usage(
         answer = {**answer, field: stated} if isinstance(found, dict) else answer
     else:
         _check_counts(stated)
-    answer = _normalized(call, answer, stated)
-    usage = dict(book.extract(call.route.provider, flavour, answer))
-    hidden = _beyond_parts(stated, usage) if completes else 0
+    rounds, others = _rounds_of(call, stated)
+    usages = [_extracted(call, {**answer, "usage": each}, book) for each in rounds]
+    usage = _summed(usages) if rounds else _extracted(call, answer, book)
+    hidden = _beyond_parts(stated, usage) if completes and not rounds else 0
     if hidden:
         usage["output_tokens"] = usage.get("output_tokens", 0) + hidden
-    meta = answer.get("meta")
-    whole = meta if flavour == "cohere_embed" and isinstance(meta, dict) else stated
-    more, unread = read_leaves(flavour, whole, book.reads(call.route.provider, flavour), usage)
+    more, unread = read_leaves(
+        flavour, _leaves_of(flavour, answer, stated), book.reads(call.route.provider, flavour), usage
+    )
     usage |= more
-    searches = dict(_tools_used(call, answer, stated))
+    if call.keeps_long and "cache_write_tokens_details" not in _object(stated.get("input_tokens_details")):
+        usage[LONG_WRITES] = usage.get("cache_write_tokens", 0)  # the longest that was asked for
+    searches = dict(tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
     if repaired:
         usage = _covering_parts(usage)
     else:
         check_parts(usage)
+    parts, more_unread = _parts_of(call, others, answer, book)
     return Stated(
         usage={unit: count for unit, count in usage.items() if count},
         context=dict(_context(answer, stated)),
         charged=_charged(call, stated, repaired=repaired),
         us_only=costs_more_there(stated.get("inference_geo")) or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
-        unread=unread,
+        unread=(*unread, *more_unread),
+        rounds=(*usages, _difference(usage, _summed(usages))) if len(usages) > 1 and not repaired else (),
+        others=parts,
+        fees=maps_cost(call, answer)[0] if flavour == "gemini" else Decimal(0),
     )
+
+
+def _extracted(call: Call, answer: Mapping[str, Any], book: PriceBook) -> dict[str, int]:
+    """Return the counts of one request to a model."""
+    field = "usageMetadata" if call.route.flavour in ("gemini", "gemini_embed") else "usage"
+    stated = answer.get(field)
+    answer = _normalized(call, answer, stated if isinstance(stated, dict) else {})
+    return dict(book.extract(call.route.provider, call.route.flavour, answer))
+
+
+def _summed(usages: Iterable[Usage]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in usages:
+        total.update(each)
+    return dict(total)
+
+
+def _difference(usage: Usage, parts: Usage) -> Usage:
+    return {unit: count - parts.get(unit, 0) for unit, count in usage.items() if count > parts.get(unit, 0)}
 
 
 def check_parts(usage: Usage) -> None:
@@ -155,17 +207,8 @@ def _normalized(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
     written = _whole(stated.get("cache_creation_input_tokens"))
     if call.route.flavour == "messages" and written and not stated.get("cache_creation") and _keeps_an_hour(call.body):
         # The answer does not say how long it is kept: the longest that was asked for.
-        stated = {**stated, "cache_creation": {"ephemeral_1h_input_tokens": written, "ephemeral_5m_input_tokens": 0}}
+        stated = {**stated, **_kept_an_hour(stated)}
         answer = {**answer, "usage": stated}
-    iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
-    if isinstance(iterations, list) and iterations:
-        rounds = [each for each in iterations if isinstance(each, dict)]
-        counts = _at_least(stated, rounds, _SUMMED)
-        whole, *splits = [_object(each.get("cache_creation")) for each in (stated, *rounds)]  # by how long it is kept
-        keys = {key for each in (whole, *splits) for key in each}
-        if keys:
-            counts["cache_creation"] = {**whole, **_at_least(whole, splits, keys)}
-        return {**answer, "usage": {**stated, **counts}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
     if call.route.provider == "moonshotai" and hits is None:
         hits = stated.get("cached_tokens")
@@ -194,9 +237,66 @@ def _keeps_an_hour(body: Mapping[str, Any]) -> bool:
     return False
 
 
-def _at_least(stated: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, Any]:
-    """Return the counts of *keys*: as stated, or as the rounds add up to, if that is more."""
-    return {key: max(_whole(stated.get(key)), sum(_whole(each.get(key)) for each in rounds)) for key in keys}
+def _rounds_of(call: Call, stated: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return Anthropic's requests to models within one answer: those to the model that was asked, and those to others.
+
+    The totals of an answer leave out compactions and other models; what they have beyond the rounds is one more.
+    """
+    listed = stated.get("iterations") if call.route.flavour == "messages" else None
+    if not isinstance(listed, list) or not listed:
+        return [], []
+    rounds: list[Mapping[str, Any]] = [
+        {**each, **{key: _whole(each.get(key)) for key in _SUMMED}} for each in listed if isinstance(each, dict)
+    ]
+    others = [each for each in rounds if isinstance(each.get("model"), str) and each["model"] not in ("", call.model)]
+    own = [each for each in rounds if each not in others]
+    summed = [each for each in rounds if each.get("type") not in ("compaction", "advisor_message")]
+    rest: dict[str, Any] = {
+        key: max(0, _whole(stated.get(key)) - sum(_whole(each.get(key)) for each in summed)) for key in _SUMMED
+    }
+    split = _object(stated.get("cache_creation"))
+    if _whole(split.get(_HOUR)) > sum(_whole(_object(each.get("cache_creation")).get(_HOUR)) for each in own):
+        own = [each if each.get("cache_creation") else {**each, **_kept_an_hour(each)} for each in own]
+        rest |= _kept_an_hour(rest)
+    return [*own, rest] if rounds and any(_whole(count) for count in rest.values()) else own, others
+
+
+_HOUR: Final = "ephemeral_1h_input_tokens"
+
+
+def _kept_an_hour(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how long a cache is kept whose time is not stated: the longest."""
+    return {
+        "cache_creation": {_HOUR: _whole(stated.get("cache_creation_input_tokens")), "ephemeral_5m_input_tokens": 0}
+    }
+
+
+def _parts_of(
+    call: Call, others: list[Mapping[str, Any]], answer: Mapping[str, Any], book: PriceBook
+) -> tuple[tuple[Part, ...], Unread]:
+    """Return what other models have used, and the counts of it that nothing reads."""
+    if not others and "tool_usage" not in answer:
+        return (), ()
+    parts, unread = [], list[tuple[str, int]]()
+    flavour, reads = call.route.flavour, book.reads(call.route.provider, call.route.flavour)
+    listed = [*((str(each["model"]), each, "provider_tool") for each in others), *models_of_tools(call, answer)]
+    for model, used, kind in listed:
+        usage = _extracted(call, {"usage": used}, book)
+        more, names = read_leaves(flavour, used, reads, usage) if kind != "provider_tool" else ({}, ())
+        parts.append(Part(model, {unit: count for unit, count in (usage | more).items() if count}, kind))
+        unread += names
+    return tuple(parts), tuple(unread)
+
+
+def _leaves_of(flavour: str, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return all that an answer states of its usage, without what is read elsewhere."""
+    meta, tools = answer.get("meta"), answer.get("tool_usage")
+    if flavour == "cohere_embed" and isinstance(meta, dict):
+        return meta
+    if flavour != "responses" or not isinstance(tools, dict):
+        return stated
+    searches = {key: count for key, count in _object(tools.get("web_search")).items() if key != "num_requests"}
+    return {**stated, "tool_usage": {**tools, "image_gen": None, "web_search": searches}}
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -259,90 +359,7 @@ def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decima
         raise Impossible(f"cost is {str(wrong[0])[:40]}")
     total = sum(charges, Decimal(0))
     # Nothing is a price only where a reason for it is known, as a free model or no output: else the tokens are priced.
-    is_free = call.model.endswith(":free") or not _whole(stated.get("completion_tokens"))
+    is_free = call.model.endswith(":free") or not any(
+        _whole(stated.get(name)) for name in ("completion_tokens", "output_tokens")
+    )
     return None if wrong or (total == 0 and not is_free) else total
-
-
-UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
-"""Kinds of tools whose calls are counted → unit in the price book."""
-
-MOST_USES: Final = 1_000
-"""The most uses of one tool in one answer that are booked; more are disputed."""
-
-_CALLS: Final = {"web_search_call": "web_search", "file_search_call": "file_search"}
-
-
-def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (kind, count) for the priced provider-run tools that an answer shows to have run."""
-    flavour: Flavour = call.route.flavour
-    if flavour == "responses":
-        output = answer.get("output")
-        counted = _object(_object(answer.get("tool_usage")).get("web_search")).get("num_requests")
-        types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
-        for name, kind in _CALLS.items():
-            asked = any(part.kind == kind for part in call.unbounded)
-            if kind == "web_search" and type(counted) is int and counted >= 0:
-                yield kind, counted  # one item may be several requests, and several items one
-            elif asked or name in types:
-                yield kind, types.count(name)
-    elif flavour == "messages":
-        tools = stated.get("server_tool_use")
-        count = tools.get("web_search_requests") if isinstance(tools, dict) else None
-        asked = any(part.kind == "web_search" for part in call.unbounded)
-        if isinstance(count, int) or asked:
-            yield "web_search", count if isinstance(count, int) else 0
-    elif flavour == "gemini":
-        asked, searches = any(part.kind == "web_search" for part in call.unbounded), _grounded(call.model, answer)
-        if asked or searches:
-            yield "web_search", searches
-    elif _searches_each_call(call):
-        yield "web_search", 1  # billed per call, with or without a search
-
-
-def _searches_each_call(call: Call) -> bool:
-    searches = any(part.kind == "web_search" for part in call.unbounded)
-    return searches and call.route.flavour == "chat" and call.route.provider in ("openai", "azure")
-
-
-def _called(item: Mapping[str, Any]) -> str | None:
-    """Return the type of an output item; None for opening a found page, which is free."""
-    action = item.get("action")
-    opens = isinstance(action, dict) and action.get("type") not in (None, "search")
-    return None if opens else item.get("type")
-
-
-def _grounded(model: str, answer: Mapping[str, Any]) -> int:
-    """Return the searches that Gemini bills: each query from version 3 on, each grounded answer before version 3."""
-    candidates = answer.get("candidates")
-    queries = grounded = 0
-    for candidate in candidates if isinstance(candidates, list) else ():
-        metadata = candidate.get("groundingMetadata") if isinstance(candidate, dict) else None
-        if isinstance(metadata, dict) and metadata:
-            for name in SEARCHED:
-                asked = metadata.get(name)
-                queries += len(asked) if isinstance(asked, list) else 0
-            grounded = 1
-    return grounded if model.startswith(("gemini-1", "gemini-2")) else max(queries, grounded)
-
-
-_CALLER_RUNS: Final = frozenset(
-    {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
-)
-_COUNTED: Final = frozenset({"web_search_call", "file_search_call"})
-_FREE_REQUESTS: Final = frozenset({"web_search_requests", "web_fetch_requests"})
-
-
-def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tools that the provider ran and bills separately, and that no count of the usage covers."""
-    if flavour == "responses":
-        output = answer.get("output")
-        for item in output if isinstance(output, list) else ():
-            kind = str(item.get("type", "")) if isinstance(item, Mapping) else ""
-            if kind.endswith("_call") and kind not in _CALLER_RUNS | _COUNTED:
-                yield kind.removesuffix("_call")
-    elif flavour == "messages":
-        usage = answer.get("usage")
-        ran = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
-        for name, count in ran.items() if isinstance(ran, Mapping) else ():
-            if count and name not in _FREE_REQUESTS:
-                yield str(name).removesuffix("_requests")

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
 from x402guard.http.request import address_of
-from x402guard.llm.routes import find_endpoint, find_route
 from x402guard.llm.settings import Endpoint, Metering, place_of
+from x402guard.vendors.routes import find_endpoint, find_route
 
 CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 """The headers in which SDKs send the key of an API."""

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, Metering
-from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.leaves import INSIDE, KNOWN, counts_of
+from x402guard.vendors.genai_prices import GenaiPriceBook
 
 WORDS = "hi " * 12_000
 HI = [{"role": "user", "content": WORDS}]

@@ -313,7 +313,7 @@ def test_a_charge_below_zero_is_priced_by_its_tokens():
 
 @pytest.mark.parametrize("provider", ["fireworks", "mistral", "azure", "openai", "groq", "openrouter"])
 def test_every_listed_provider_has_a_floor(provider):
-    from x402guard.llm.genai_prices import GenaiPriceBook
+    from x402guard.vendors.genai_prices import GenaiPriceBook
 
     book = GenaiPriceBook()
     floor = book.dearest(provider, 1_795_348_800)

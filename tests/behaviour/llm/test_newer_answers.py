@@ -9,7 +9,7 @@ from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, Metering, ModelPrice
 from x402guard.errors import Unpriced
 from x402guard.llm.events import event_reader
-from x402guard.llm.routes import find_endpoint
+from x402guard.vendors.routes import find_endpoint
 
 CLAUDE, OPENAI = "https://api.anthropic.com/v1/messages", "https://api.openai.com/v1"
 HI = [{"role": "user", "content": "hi"}]
@@ -65,7 +65,7 @@ def test_a_measure_that_is_no_count_disputes_nothing(measure):
     assert (str(spent), report["trip_reason"]) == ("0.00035", None)
 
 
-@pytest.mark.parametrize("tier", ["ultrafast", "priority-plus", "turbo"])
+@pytest.mark.parametrize("tier", ["priority-plus", "turbo"])
 def test_a_tier_that_is_not_known_is_refused_before_it_is_bought(tier):
     asked = {"model": "gpt-4o", "messages": HI, "max_tokens": 100, "service_tier": tier}
     with pytest.raises(Unpriced, match=f"service_tier: the price of '{tier}'"):

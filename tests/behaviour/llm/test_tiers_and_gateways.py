@@ -45,16 +45,23 @@ def test_a_call_that_names_no_tier_is_held_at_the_dearest_that_its_project_may_h
     assert tokens == int(tokens) < 60  # of "hi", and the frame of a message
 
 
-TIERS = [("priority", "0.00017"), ("default", "0.0001"), (None, "0.0001"), ("turbo", "0.0002"), ("scale", "0.0002")]
+TIERS = [
+    ("priority", "0.00017"),
+    ("default", "0.0001"),
+    (None, "0.0001"),
+    ("turbo", "0.00025"),
+    ("scale", "0.00025"),
+    ("ultrafast", "0.0006"),
+]
 
 
 @pytest.mark.parametrize(("said", "cost"), TIERS)
-def test_the_answers_tier_is_billed_and_one_without_a_price_at_twice_the_standard(said, cost):
+def test_the_answers_tier_is_billed_and_one_without_a_price_at_the_dearest_of_the_provider(said, cost):
     with metered(price_context={}) as session:
         answer = completion(service_tier=said) if said else completion()
         _, report = posted(session, CHAT, ask(), answer)
         assert (report["spent"], report["state"]) == (cost, "open")
-        unknown = said in ("turbo", "scale")
+        unknown = said in ("turbo", "scale", "ultrafast")
         assert Decimal(report["evidence"]["estimate" if unknown else "provider_usage"]) == Decimal(cost)
 
 

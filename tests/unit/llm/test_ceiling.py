@@ -15,15 +15,15 @@ from tests.support.examples import examples
 from x402guard import Metering, ModelPrice
 from x402guard.kernel.rows import Evidence
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm import tiktoken_counter
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import find_ceiling
-from x402guard.llm.genai_prices import GenaiPriceBook
-from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.request import read_call
-from x402guard.llm.routes import find_endpoint, find_route
-from x402guard.llm.tiktoken_counter import _LOADERS, TiktokenCounter, _ranks
+from x402guard.vendors import tiktoken_counter
+from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.prices import RegisteredBook
+from x402guard.vendors.routes import find_endpoint, find_route
+from x402guard.vendors.tiktoken_counter import _LOADERS, TiktokenCounter, _ranks
 
 AT = 1_795_348_800  # 2026-11-22
 BOOK = GenaiPriceBook()
@@ -188,7 +188,7 @@ KNOWN = {
 )
 def test_tokens_are_counted_offline_as_openai_counts_them(model, column, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("x402guard.llm.tiktoken_counter._ENCODINGS", {})  # as in a fresh process
+    monkeypatch.setattr("x402guard.vendors.tiktoken_counter._ENCODINGS", {})  # as in a fresh process
     assert not (counter := TiktokenCounter()).ready
     for text, tokens in KNOWN.items():
         assert counter.count(text, provider="openai", model=model) == tokens[column]
@@ -359,7 +359,7 @@ def test_a_dated_name_says_whose_price_it_took():
 @pytest.mark.parametrize(
     ("place", "model", "says"),
     [
-        ("openai", "gpt-99", "model: openai has no price for 'gpt-99'; session.register_model('gpt-99', input="),
+        ("openai", "gpt-99", "Metering(models={'gpt-99': ModelPrice(like="),
         ("openai", "gpt-4ooo", "model: openai has no price for 'gpt-4ooo'"),
         ("openai", "gpt-4o-2025-13-45", "model: openai has no price for 'gpt-4o-2025-13-45'"),
         ("openai", "gpt-99-2025-06-15", "model: openai has no price for 'gpt-99-2025-06-15'"),
@@ -369,7 +369,7 @@ def test_a_dated_name_says_whose_price_it_took():
         (
             "azure",
             "my-deployment",
-            "Metering(aliases={'my-deployment': \"gpt-4o\"}) for the model behind the deployment",
+            "Metering(aliases={'my-deployment': \"…\"})",
         ),
         ("openai", "tts-1", "model: 'tts-1' has no price for text tokens"),
         ("openai", "gpt-4o-audio-preview", "modalities: the price book has no price for audio output"),

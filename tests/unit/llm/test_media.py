@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from x402guard import Metering
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
-from x402guard.llm.media import Media, audio_tokens, image_size, image_tokens, media_kind
-from x402guard.llm.prices import PricedModel
 from x402guard.llm.request import read_call
-from x402guard.llm.routes import find_endpoint, find_route
+from x402guard.vendors.media import Media, audio_tokens, image_size, image_tokens, media_kind
+from x402guard.vendors.prices import PricedModel
+from x402guard.vendors.routes import find_endpoint, find_route
 
 # Files of each format, small and whole.
 

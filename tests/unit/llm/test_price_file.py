@@ -5,7 +5,7 @@ import json
 import pytest
 
 from x402guard import ConfigError
-from x402guard.llm.price_file import read_prices, write_prices
+from x402guard.vendors.price_file import read_prices, write_prices
 
 
 def a_book(price):

@@ -14,12 +14,12 @@ from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
 
 from tests.support.ledger import START_MS, Clock
 from x402guard import ConfigError, Guard, GuardedTransport, Metering, ModelPrice
-from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.meter import Meter
-from x402guard.llm.price_file import PriceChange, compare, open_book, read_prices, write_prices
-from x402guard.llm.prices import RegisteredBook
-from x402guard.llm.tiktoken_counter import _LOADERS, TiktokenCounter
 from x402guard.stores import MemoryStore
+from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.price_file import PriceChange, compare, open_book, read_prices, write_prices
+from x402guard.vendors.prices import RegisteredBook
+from x402guard.vendors.tiktoken_counter import _LOADERS, TiktokenCounter
 
 NOW = START_MS // 1000  # 2027-01-15
 BOOK = GenaiPriceBook()
@@ -38,7 +38,7 @@ def refuse(event, args):
     if event.startswith(("socket.", "urllib.")):
         raise SystemExit(f"{event} {args}")
 sys.addaudithook(refuse)
-from x402guard.llm.genai_prices import GenaiPriceBook
+from x402guard.vendors.genai_prices import GenaiPriceBook
 book = GenaiPriceBook()
 assert not book.ready
 rows = list(book.listing(1_800_000_000))

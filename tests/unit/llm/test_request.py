@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from x402guard import Metering
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
-from x402guard.llm.prices import PricedModel
 from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
-from x402guard.llm.routes import find_endpoint, find_route
+from x402guard.vendors.prices import PricedModel
+from x402guard.vendors.routes import find_endpoint, find_route
 
 PATHS = {
     "chat": ("api.openai.com", "/v1/chat/completions"),

@@ -8,8 +8,8 @@ from x402guard.http.logical import LogicalRequest
 from x402guard.http.request import Incoming, describe_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
-from x402guard.llm.routes import Route
 from x402guard.llm.settings import place_of
+from x402guard.vendors.routes import Route
 
 OPENAI = "https://api.openai.com"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-pro"
@@ -154,16 +154,16 @@ def test_a_host_that_only_looks_alike_is_no_provider(host):
 UNPRICED = [
     (OPENAI, ["/v1/images/generations", "/v1/audio/speech", "/v1/batches", "/v1/files", "/v1/fine_tuning/jobs", "/v1/videos"]),
     (OPENAI, ["/v1/threads/t/runs", "/v1/assistants", "/v1/realtime/sessions", "/", "/v1", "/v1/chat", "/v1/chat/completions/x"]),
-    ("https://api.anthropic.com", ["/v1/messages/batches", "/v1/complete", "/v1/files", "/messages", "/x/v1/messages"]),
-    (GEMINI, [":predict", ":batchGenerateContent", ":generateAnswer", "", ":rawPredict"]),
+    ("https://api.anthropic.com", ["/v1/complete", "/v1/files", "/messages", "/x/v1/messages"]),
+    (GEMINI, [":predict", ":generateAnswer", "", ":rawPredict"]),
     (
         "https://us-east5-aiplatform.googleapis.com",
-        ["/v1/projects/p/locations/l/publishers/anthropic/models/claude-opus-4-5:rawPredict"],
+        ["/v1/projects/p/locations/l/publishers/mistralai/models/mistral-large:rawPredict"],
     ),
-    ("https://api.mistral.ai", ["/v1/agents/completions", "/v1/ocr", "/v1/conversations", "/v1/audio/transcriptions"]),
-    ("https://api.cohere.com", ["/v1/chat", "/v2/rerank", "/v1/generate", "/v1/classify", "/compatibility/v1/chat/completions"]),
-    ("https://api.groq.com", ["/openai/v1/audio/transcriptions", "/openai/v1/batches"]),
-    ("https://openrouter.ai", ["/api/v1/messages", "/api/v1/credits/coinbase"]),
+    ("https://api.mistral.ai", ["/v1/agents/completions", "/v1/ocr", "/v1/conversations"]),
+    ("https://api.cohere.com", ["/v1/chat", "/v1/generate", "/v1/classify", "/compatibility/v1/chat/completions"]),
+    ("https://api.groq.com", ["/openai/v1/audio/translations", "/openai/v1/batches"]),
+    ("https://openrouter.ai", ["/api/v1/credits/coinbase"]),
     (AZURE, ["/deployments/d/images/generations", "/deployments/d/audio/speech", "/batches"]),
 ]  # fmt: skip
 

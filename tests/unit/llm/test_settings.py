@@ -11,12 +11,12 @@ from tests.support.settings import owners_file
 from x402guard import CharsPerToken, ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
 from x402guard.guard.settings import load_settings
 from x402guard.llm.ceiling import find_ceiling
-from x402guard.llm.genai_prices import GenaiPriceBook
-from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.request import read_call
-from x402guard.llm.routes import METERED_HOSTS, find_endpoint, find_route
-from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.stores import MemoryStore
+from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.prices import RegisteredBook
+from x402guard.vendors.routes import METERED_HOSTS, find_endpoint, find_route
+from x402guard.vendors.tiktoken_counter import TiktokenCounter
 
 URL = "https://llm.example/v1"
 NOW = START_MS // 1000
@@ -75,7 +75,7 @@ def test_a_wrong_setting_is_named_when_it_is_written_down(settings, says):
         ({"cached_input": 0.3}, 'cached_input: money is never a float; write it as text, "\\$0.30"'),
         ({"input": "-1"}, "input: '-1' is not a dollar amount"),
         ({"input": "free"}, "input: 'free'"),
-        ({"input": None}, "input: money is never a NoneType"),
+        ({"input": None}, "input: it is missing"),
         ({"output": float("nan")}, "output: money is never a float"),
         ({"output": Decimal("NaN")}, "output: 'NaN' is not a dollar amount"),
         ({"output": True}, "output: money is never a bool"),
@@ -282,7 +282,7 @@ def test_a_sessions_price_holds_for_it_and_all_below_it_and_for_nobody_else(guar
     child = session.child("c", budget="$1")
     ask(child)
     assert child.spent == Decimal("0.21")
-    with pytest.raises(PaymentRefused, match=r"no price for 'mine'; session\.register_model\('mine', input="):
+    with pytest.raises(PaymentRefused, match=r"no price for 'mine'.*ModelPrice\(like='o1-pro'\)"):
         ask(other)
     assert other.spent == 0
 

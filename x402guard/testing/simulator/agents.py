@@ -25,7 +25,6 @@ from x402guard.kernel.rows import Delivery, Hold, Nanos, NodeKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, end_call
 from x402guard.llm.meter import classify
-from x402guard.llm.routes import Route
 from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.machine import Agent
@@ -35,6 +34,7 @@ from x402guard.testing.simulator.tasks import Task, Tasks, failing
 from x402guard.testing.simulator.world import Violation, World
 from x402guard.tools.arguments import Readable
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
+from x402guard.vendors.routes import Route
 from x402guard.x402.delivery import AnswerEnd
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import succeeded

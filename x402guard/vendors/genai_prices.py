@@ -6,14 +6,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.flow.ports import Usage
-from x402guard.llm.prices import PricedModel
+from x402guard.vendors.genai_usage import bundled, extractor_of, names_read
+from x402guard.vendors.model_price import PriceTable, Tiers
+from x402guard.vendors.prices import PricedModel
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -23,43 +25,13 @@ if TYPE_CHECKING:
         Provider,
         StartDateConstraint,
         TimeOfDateConstraint,
-        UsageExtractor,
     )
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-_FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
-    "chat": ("chat", "default"),
-    "completions": ("chat", "default"),
-    "responses": ("responses",),
-    "embeddings": ("embeddings",),
-    "messages": ("anthropic", "default"),
-    "gemini": ("default",),
-    "gemini_embed": ("default",),
-    "cohere": ("default",),
-    "cohere_embed": ("embeddings",),
-    "converse": ("default",),
-}
-"""Flavour → the genai-prices extractors that read it, in order of preference."""
-
-_DIALECTS: Final[Mapping[str, str]] = {
-    "messages": "anthropic",
-    "gemini": "google",
-    "gemini_embed": "google",
-    "cohere": "cohere",
-    "cohere_embed": "cohere",
-    "converse": "aws",
-}
-"""Flavour → the provider whose extractor reads it if the call's own provider has none."""
-
 _MAKERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "deepseek")
 _MOST_NAMES: Final = 10_000
-_ROOTS: Final[Mapping[str, str]] = {
-    "chat": "prompt_tokens", "completions": "prompt_tokens", "embeddings": "prompt_tokens", "responses": "input_tokens",
-    "messages": "cache_read_input_tokens", "converse": "inputTokens",
-}  # fmt: skip
-"""Flavour → a field that its extractor has to read; excludes a default extractor of another flavour."""
 
 
 class GenaiPriceBook:
@@ -81,6 +53,7 @@ class GenaiPriceBook:
         self._dearest: dict[tuple[str, int], PricedModel | None] = {}
         self._found: dict[tuple[object, ...], PricedModel] = {}
         self._rates: dict[tuple[object, ...], tuple[ModelPrice, _Line | None]] = {}
+        self._tiers: dict[int, tuple[_Tier, ...]] = {}
         self._in_force: dict[tuple[int, int], tuple[bool, ...]] = {}
         self._lock = threading.Lock()
 
@@ -113,7 +86,7 @@ class GenaiPriceBook:
 
                 self._version = self._version or genai_prices.__version__
                 # Not genai-prices' global snapshot: other code in the process may update that from the network.
-                self._snapshot = DataSnapshot(providers=_bundled(), from_auto_update=False)
+                self._snapshot = DataSnapshot(providers=bundled(), from_auto_update=False)
             return self._snapshot
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
@@ -193,14 +166,14 @@ class GenaiPriceBook:
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""
         try:
-            _, counts = _extractor(provider, flavour).extract(answer)
+            _, counts = extractor_of(provider, flavour).extract(answer)
             return {key: int(value) for key, value in vars(counts).items()}
         except (AttributeError, TypeError, LookupError) as error:  # a field of another type than the extractor expects
             raise ValueError(f"the usage cannot be read: {type(error).__name__}") from error
 
     def reads(self, provider: str, flavour: str) -> frozenset[str]:
         """Return the names of the counts that ``extract`` reads (see ``PriceBook``)."""
-        return _read_names(provider, flavour)
+        return names_read(provider, flavour)
 
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a hint for an unknown name (see ``PriceBook``)."""
@@ -211,6 +184,17 @@ class GenaiPriceBook:
             return f"did you mean {near[0]!r}?"
         others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]
         return f"it is {others[0]}'s." if others else None
+
+    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """Return the prices of the most similar model (see ``PriceBook``)."""
+        from difflib import get_close_matches  # for an error
+
+        near = get_close_matches(model, [name for home, name in self.names() if home == provider], n=5, cutoff=0.75)
+        found = [priced for name in near if (priced := self.find(provider, name, at_unix)) is not None]
+        for_text = [priced for priced in found if {"input_tokens", "output_tokens"} <= priced.units]
+        one: Usage = {"input_tokens": 1, "output_tokens": 1}
+        dearest = max(for_text, key=lambda priced: self.cost(priced, one, {}), default=None)
+        return self.dearest(provider, at_unix) if dearest is None else dearest
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""
@@ -249,6 +233,54 @@ class GenaiPriceBook:
                     {unit: getattr(price, "base", price) for unit, price in found.items() if price is not None},
                 )
 
+    def tier_factor(self, provider: str, model: str | None, tier: tuple[str, str], at_unix: int) -> Decimal | None:
+        """Return how many times the standard price a tier costs (see ``PriceBook``)."""
+        day = at_unix // 86_400
+        if day not in self._tiers:
+            _keep(self._tiers, day, tuple(self._find_tiers(at_unix)))
+        if model is None:
+            homes = {provider, "openai"} if provider == "azure" else {provider}
+            return max((row.times for row in self._tiers[day] if row.provider in homes), default=None)
+        return max((row.times for row in self._tiers[day] if (row.model, row.tier) == (model, tier)), default=None)
+
+    def _find_tiers(self, at_unix: int) -> Iterator[_Tier]:
+        for home in self.snapshot.providers:
+            for info in home.models:
+                if not info.price_variants:
+                    continue
+                self._know(home, info)
+                priced = self._priced_model(home, info, at_unix)
+                standard = self.table(priced, {})
+                for key, value in priced.contexts:
+                    tier = self.table(priced, {key: value})
+                    times = [
+                        price / known[start]
+                        for unit, tiers in tier.items()
+                        for known in (dict(standard.get(unit, ())),)
+                        for start, price in tiers
+                        if known.get(start)
+                    ]
+                    if times:
+                        yield _Tier(home.id, info.id, (key, value), max(Decimal(1), *times))
+
+    def table(self, priced: PricedModel, context: Mapping[str, str]) -> PriceTable:
+        """Return all prices of a model in a context (see ``PriceBook``)."""
+        known = self._priced.get((priced.provider, priced.model))
+        if known is None:
+            raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
+        prices, _ = self._rates_of(priced, known, context)
+        found: dict[str, Tiers] = {}
+        for unit, key in _price_keys().items():
+            price, per = getattr(prices, key), _measures()[unit]
+            if price is not None:
+                more = ((tier.start, tier.price / per) for tier in getattr(price, "tiers", ()))
+                found[unit] = ((0, getattr(price, "base", price) / per), *more)
+        return found
+
+    def cost_at(self, table: PriceTable, usage: Usage) -> Decimal:
+        """Return the cost of *usage* by a table (see ``PriceBook``)."""
+        return _cost_of(_prices_of(tuple(table.items())), usage)
+
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield (provider, name) for every model: its id and every other name that the book lists for it."""
         for provider in self.snapshot.providers:
@@ -284,32 +316,6 @@ class GenaiPriceBook:
             return _keep(self._names, key, None if home is None or info is None else (home, info))
 
 
-@cache
-def _extractor(provider: str, flavour: str) -> UsageExtractor:
-    for home_id in (provider, _DIALECTS.get(flavour, "openai")):
-        # Extractors come from the bundled data only: an imported price file could omit parts of a bill.
-        home = next((p for p in _bundled() if p.id == home_id), None)
-        extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
-        for name in _FLAVOURS[flavour]:
-            extractor = extractors.get(name)
-            if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
-                return extractor
-    raise ValueError(f"no extractor reads the usage of {provider}'s {flavour}")
-
-
-@cache
-def _read_names(provider: str, flavour: str) -> frozenset[str]:
-    extractor = _extractor(provider, flavour)
-    root = [extractor.root] if isinstance(extractor.root, str) else list(extractor.root)
-    paths = ([mapping.path] if isinstance(mapping.path, str) else mapping.path for mapping in extractor.mappings)
-    # The first part is the usage itself. A condition on the entries of a list has no name.
-    return frozenset(".".join([*root[1:], *(part for part in path if isinstance(part, str))]) for path in paths)
-
-
-def _reads(extractor: UsageExtractor, field: str | None) -> bool:
-    return field is None or any(mapping.path == field for mapping in extractor.mappings)
-
-
 _PER: Final = 1_000_000
 _PLAIN: Final = frozenset({"input_tokens", "output_tokens"})
 
@@ -320,6 +326,15 @@ class _Line(Struct, frozen=True):
     request: Decimal
     into: Decimal
     out: Decimal
+
+
+class _Tier(Struct, frozen=True):
+    """A tier of the book, and how many times the standard price of its model it costs."""
+
+    provider: str
+    model: str
+    tier: tuple[str, str]
+    times: Decimal
 
 
 class _Priced(Struct, frozen=True):
@@ -335,7 +350,19 @@ def _cost_of(prices: ModelPrice, usage: Usage) -> Decimal:
     unknown = sorted(usage.keys() - _price_keys().keys())
     if unknown:
         raise ValueError(f"{unknown[0]} is not a unit with prices")
-    return Decimal(prices.calc_price(Counts(**usage))["total_price"])
+    return Decimal(prices.calc_price(Counts(**_with_overlaps(usage)))["total_price"])
+
+
+def _with_overlaps(usage: Usage) -> Usage:
+    """Return a usage that says how many cached tokens are of sound or pictures: as few as it leaves room for, the dearest."""
+    into, more = usage.get("input_tokens", 0), dict[str, int]()
+    for way in ("read", "write"):
+        cached = usage.get(f"cache_{way}_tokens", 0)
+        for kind in ("audio", "image", "video") if cached else ():
+            of_kind, both = usage.get(f"input_{kind}_tokens", 0), f"cache_{kind}_{way}_tokens"
+            if of_kind and both not in usage:
+                more[both] = max(0, cached + of_kind - into)
+    return {**usage, **more} if more else usage
 
 
 def _line_of(prices: ModelPrice) -> _Line | None:
@@ -365,18 +392,34 @@ def _keep(known: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-def _bundled() -> list[Provider]:
-    from genai_prices.data import providers
-
-    return providers
-
-
 @cache
 def _price_keys() -> Mapping[str, str]:
     """Return unit → the name of its price."""
     from genai_prices.data_units import unit_data
 
     return {unit: str(facts["price_key"]) for unit, facts in unit_data.items()}
+
+
+@cache
+def _measures() -> Mapping[str, int]:
+    """Return unit → how many of it a price is for."""
+    from genai_prices.data_units import unit_data
+
+    return {unit: int(str(facts["per"])) for unit, facts in unit_data.items()}
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def _prices_of(table: tuple[tuple[str, Tiers], ...]) -> ModelPrice:
+    """Return a table as genai-prices has it."""
+    from genai_prices.types import ModelPrice, Tier, TieredPrices
+
+    prices: dict[str, Any] = {}
+    for unit, ((_, first), *more) in table:
+        if unit in _measures():
+            per = _measures()[unit]
+            tiers = [Tier(start, price * per) for start, price in more]
+            prices[_price_keys()[unit]] = TieredPrices(first * per, tiers) if tiers else first * per
+    return ModelPrice(**prices)
 
 
 def _leaves(prices: ModelPrice, suffix: str) -> Iterator[tuple[str, Decimal]]:

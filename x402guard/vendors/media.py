@@ -129,6 +129,8 @@ _PATCHES: Final[tuple[tuple[str, int], ...]] = (
 _DATE: Final = re.compile(r"-20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _ANTHROPIC_MOST: Final = 5_000
 _GEMINI_MOST_OF_ONE: Final = 2_240
+"""The tokens of a picture in the highest resolution (ai.google.dev/gemini-api/docs/media-resolution)."""
+_GEMINI_BY_TILES: Final = re.compile(r"gemini-(1|2)\b|gemma")
 
 
 def image_tokens(provider: str, model: str, image: Media) -> int | None:
@@ -148,7 +150,9 @@ def image_tokens(provider: str, model: str, image: Media) -> int | None:
     if provider == "google" or vendor == "google":
         side = max(256, min(768, min(width, height) * 2 // 3))
         tiles = 1 if max(width, height) <= 384 else _grid(width, height, side)
-        return max(258 * tiles, _GEMINI_MOST_OF_ONE if "gemini-3" in model else 0)
+        # From Gemini 3 on a picture has a number of tokens that goes by the resolution asked for, not by its size.
+        by_tiles = _GEMINI_BY_TILES.search(model) is not None
+        return max(258 * tiles, 0 if by_tiles else _GEMINI_MOST_OF_ONE)
     return _grid(width, height, 14)
 
 

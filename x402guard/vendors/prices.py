@@ -12,57 +12,17 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
 from x402guard.frozen import replace
-from x402guard.kernel.rows import Nanos
-from x402guard.llm.models import base_name
-from x402guard.llm.routes import METERED_HOSTS
-from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
+from x402guard.vendors.model_price import ModelPrice, PriceTable, scaled
+from x402guard.vendors.models import base_name
+from x402guard.vendors.routes import METERED_HOSTS
 
 _PER: Final = 1_000_000
-_UNITS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelPrice:
-    """The price of a model, in dollars per million tokens.
-
-    Args:
-        input: for input that was not read from a cache.
-        output: for output, hidden reasoning included.
-        cached_input: for input read from a cache; default: the same as ``input``.
-        max_output: the model's maximum output in tokens; calls without an output limit are held at it.
-
-    Raises ``ConfigError`` naming the argument.
-    """
-
-    input: Dollars
-    output: Dollars
-    cached_input: Dollars | None = None
-    max_output: int | None = None
-    rates: tuple[Decimal, Decimal, Decimal] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        given = (self.input, self.output, self.input if self.cached_input is None else self.cached_input)
-        names = ("input", "output", "cached_input")
-        rates = tuple(nanos_to_decimal(_nanos(name, price)) for name, price in zip(names, given, strict=True))
-        object.__setattr__(self, "rates", rates)
-        if self.max_output is not None and (type(self.max_output) is not int or self.max_output < 1):
-            raise ConfigError(f"max_output: {self.max_output!r} is not a number of tokens")
-
-    def cost(self, usage: Usage) -> Decimal:
-        """Return the exact cost of *usage* in dollars. Raises ``ValueError`` if cached input exceeds all input."""
-        into, out, cached = self.rates
-        read = usage.get("cache_read_tokens", 0)
-        fresh = usage.get("input_tokens", 0) - read
-        if fresh < 0:
-            raise ValueError(f"{read} cached tokens are more than all input tokens")
-        return (fresh * into + read * cached + usage.get("output_tokens", 0) * out) / _PER
-
-
-def _nanos(name: str, price: Dollars) -> Nanos:
-    try:
-        return dollars_to_nanos(price, field=name)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{error} (dollars per million tokens)") from error
+LONG_WRITES: Final = "cache_write_12h_tokens"
+"""The unit of tokens that OpenAI writes into a cache for 12 hours; they are among ``cache_write_tokens``, too."""
+_LONG_WRITE: Final = 2
+"""How many times the price of plain input one of them costs."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +56,52 @@ class RegisteredBook:
         asked: Callable[[str, str], str | None] | None = getattr(self.book, "suggest", None)
         return None if asked is None else asked(provider, model)
 
+    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """Return the prices of the most similar model (see ``PriceBook``)."""
+        asked: Callable[[str, str, int], PricedModel | None] | None = getattr(self.book, "family", None)
+        return self.dearest(provider, at_unix) if asked is None else asked(provider, model, at_unix)
+
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """Return the prices without the session's. For an unknown dated name that it prices, use the base model's."""
         price = self.owner_prices.get(model)
         if price is not None:
-            return _priced("owner", price, provider, model, at_unix)
+            before = self._liked(provider, model, price, at_unix)
+            if before is None and price.like is not None:
+                return None
+            return _priced("owner", price, provider, model, at_unix, before=before)
         found = self.book.find(provider, model, at_unix)
         base = base_name(model) if found is None and model in self.session_prices else None
         return found if base is None else self.book.find(provider, base, at_unix)
+
+    def _liked(self, provider: str, model: str, price: ModelPrice, at_unix: int) -> PricedModel | None:
+        """Return the book's prices that an owner's price is measured by: of the model that it names, or of the same name.
+
+        A model of another provider is named with it: ``openai/gpt-6-sol``.
+        """
+        name = price.like or model
+        found = self.book.find(provider, name, at_unix)
+        home, _, bare = name.partition("/")
+        return self.book.find(home, bare, at_unix) if found is None and price.like is not None and bare else found
+
+    def _own_cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
+        price = self.owner_prices[priced.model]
+        before = self._liked(priced.provider, priced.model, price, priced.at_unix)
+        if price.like is not None:
+            if before is None:
+                raise ValueError(f"{price.like!r} is no longer in the book")
+            return self.book.cost(before, usage, context) * price.times
+        factors = [by for key, by in price.tier_factors.items() if key in context.values()]
+        cost_at = getattr(self.book, "cost_at", None)
+        if cost_at is None or (before is None and price.is_plain):
+            return price.cost(usage) * max(factors, default=Decimal(1))
+        table: PriceTable = price.table
+        if before is not None:
+            standard = self.book.table(before, {})
+            table = price.completed(standard)
+            if not factors and context:
+                table = scaled(table, standard, self.book.table(before, context))
+        cost: Decimal = cost_at(table, usage)
+        return cost * max(factors, default=Decimal(1))
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return a provider's dearest model (see ``PriceBook``)."""
@@ -112,8 +110,10 @@ class RegisteredBook:
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of *usage* (see ``PriceBook``)."""
+        if LONG_WRITES in usage:
+            return self._with_long_writes(priced, usage, context)
         if priced.source == "owner" and priced.model in self.owner_prices:
-            return self.owner_prices[priced.model].cost(usage)
+            return self._own_cost(priced, usage, context)
         if priced.source != "session" or priced.model not in self.session_prices:
             return self.book.cost(priced, usage, context)
         own = self.session_prices[priced.model].cost(usage)
@@ -121,6 +121,16 @@ class RegisteredBook:
         if floor is None:  # an agent may name any price for a model that it has made up
             floor = self.dearest(priced.provider, priced.at_unix)
         return own if floor is None else max(own, self.cost(floor, _of_tokens(usage, floor), context))
+
+    def _with_long_writes(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
+        """Return the cost of a usage with tokens kept in a cache for 12 hours, which no book has a unit for."""
+        plain = {unit: count for unit, count in usage.items() if unit != LONG_WRITES}
+        size = max(1, plain.get("input_tokens", 0))  # a longer request has other prices
+        read, written = (
+            self.cost(priced, {"input_tokens": size, **more}, context) / size
+            for more in ({}, {"cache_write_tokens": size})
+        )
+        return self.cost(priced, plain, context) + usage[LONG_WRITES] * max(Decimal(0), _LONG_WRITE * read - written)
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""
@@ -130,6 +140,19 @@ class RegisteredBook:
         """Return the names of the counts that ``extract`` reads (see ``PriceBook``)."""
         asked: Callable[[str, str], frozenset[str]] | None = getattr(self.book, "reads", None)
         return frozenset() if asked is None else asked(provider, flavour)
+
+    def tier_factor(self, provider: str, model: str | None, tier: tuple[str, str], at_unix: int) -> Decimal | None:
+        """Return how many times the standard price a tier costs (see ``PriceBook``)."""
+        asked: Callable[..., Decimal | None] | None = getattr(self.book, "tier_factor", None)
+        return None if asked is None else asked(provider, model, tier, at_unix)
+
+    def table(self, priced: PricedModel, context: Mapping[str, str]) -> PriceTable:
+        """Return the book's table of a model (see ``PriceBook``)."""
+        return self.book.table(priced, context)
+
+    def cost_at(self, table: PriceTable, usage: Usage) -> Decimal:
+        """Return the cost of *usage* by a table (see ``PriceBook``)."""
+        return self.book.cost_at(table, usage)
 
     def register(self, model: str, price: ModelPrice, at_unix: int) -> RegisteredBook:
         """Return the book with one more price of a session.
@@ -175,6 +198,8 @@ def _of_tokens(usage: Usage, priced: PricedModel) -> Usage:
 def _priced(
     source: str, price: ModelPrice, provider: str, model: str, at_unix: int, *, before: PricedModel | None = None
 ) -> PricedModel:
+    own = {("processing" if tier == "batch" else key, tier) for tier in price.tier_factors for key in _TIERS}
+    region = price.region_factor if price.like is not None or source == "session" else price.region_factor or Decimal(1)
     return PricedModel(
         provider=provider,
         model=model,
@@ -183,9 +208,14 @@ def _priced(
         version="",
         context_window=None if before is None else before.context_window,
         max_output=price.max_output,
-        units=_UNITS if before is None else _UNITS | before.units,
-        contexts=frozenset() if before is None else before.contexts,
+        units=frozenset(price.table) | (frozenset() if before is None else before.units),
+        contexts=frozenset(own) | (frozenset() if before is None else before.contexts),
+        region_factor=region,
+        like=price.like or "",
     )
+
+
+_TIERS: Final = ("service_tier", "speed")
 
 
 class PricedModel(Struct, frozen=True):
@@ -198,6 +228,8 @@ class PricedModel(Struct, frozen=True):
         source, version: the source of the prices, for the ledger.
         context_window: the model's context window in tokens, or None if the book does not state it.
         max_output: the maximum output in tokens that the owner or the session has set, or None.
+        region_factor: the owner's factor at regional hosts; None for the vendor's.
+        like: the model of the book that the owner's price is like, or "".
         units: the units with their own price.
         contexts: the (key, value) pairs with other prices, such as ``("service_tier", "flex")``.
     """
@@ -211,6 +243,13 @@ class PricedModel(Struct, frozen=True):
     units: frozenset[str]
     contexts: frozenset[tuple[str, str]] = frozenset()
     max_output: int | None = None
+    region_factor: Decimal | None = None
+    like: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """The name by which windows, pictures and regions of the model are known."""
+        return self.like.rpartition("/")[2] or self.model
 
 
 class PriceBook(Protocol):
@@ -224,6 +263,9 @@ class PriceBook(Protocol):
 
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a sentence with a hint for an unknown name, or None."""
+
+    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """Return the dearest of the provider's models with a similar name at *at_unix*, or its dearest one of all."""
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return the provider's dearest model for text at *at_unix* (unix seconds); None if the book lists none."""
@@ -239,6 +281,18 @@ class PriceBook(Protocol):
 
     def reads(self, provider: str, flavour: str) -> frozenset[str]:
         """Return the names, with dots, of the counts of a usage that ``extract`` reads."""
+
+    def tier_factor(self, provider: str, model: str | None, tier: tuple[str, str], at_unix: int) -> Decimal | None:
+        """Return how many times the standard price a *tier* costs at *at_unix*, for a model of that name at any provider.
+
+        For None as the model: the most that any tier of the provider's does. None if the book does not say.
+        """
+
+    def table(self, priced: PricedModel, context: Mapping[str, str]) -> PriceTable:
+        """Return all prices of a model in a context, in dollars for one of each unit."""
+
+    def cost_at(self, table: PriceTable, usage: Usage) -> Decimal:
+        """Return the cost of *usage* by a table, in dollars, exact and not rounded. Raises as ``cost``."""
 
 
 class TokenCounter(Protocol):

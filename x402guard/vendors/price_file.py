@@ -12,8 +12,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
-from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.strict_json import check_depth
+from x402guard.vendors.genai_prices import GenaiPriceBook
 
 PRICES_FILE: Final = "x402guard-prices.json"
 """The file in the working directory that ``x402guard prices update`` writes, unless the settings name another."""

@@ -1,0 +1,235 @@
+"""Prices requests whose cost is no text of one answer: batches (the sum of their parts), rerank, transcription."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal, localcontext
+from typing import Any, Final
+
+from msgspec.structs import replace as altered
+
+from x402guard.errors import Unpriced
+from x402guard.flow.capture import Bill
+from x402guard.flow.ports import Usage
+from x402guard.frozen import replace
+from x402guard.kernel.rows import Evidence, Nanos
+from x402guard.ledger.authorize import Refusal
+from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.meter import FixedPrice, Meter
+from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, whole_nanos
+from x402guard.llm.request import UNREADABLE, read_call
+from x402guard.strict_json import NotReadable, read_object, write_object
+from x402guard.vendors.media import BYTES_PER_AUDIO_TOKEN
+from x402guard.vendors.regions import region_factor
+from x402guard.vendors.routes import Flavour, Route
+
+LISTED: Final = frozenset({"messages_batch", "gemini_batch", "mistral_batch", "rerank", "transcription"})
+"""The flavours that are priced here."""
+
+_MOST_PARTS: Final = 100_000
+_OF_A_BATCH: Final = {"processing": "batch"}
+_ENDPOINTS: Final[Mapping[str, Flavour]] = {
+    "/v1/chat/completions": "chat", "/v1/fim/completions": "completions", "/v1/embeddings": "embeddings",
+}  # fmt: skip
+"""Mistral's endpoint of a batch → the flavour of its parts."""
+
+_UNIT_PRICE: Final = Decimal("0.0025")
+"""Dollars of one search unit of Cohere's rerank: a query with up to 100 documents (cohere.com/pricing). Most cost 0.002."""
+
+_CHEAPER: Final = re.compile(r"rerank-(v3|english-v3|multilingual-v3|v4\.0-fast)")
+_BY_TOKEN: Final = {"rerank-v5.0-fast": Decimal("0.02"), "rerank-v5.0-pro": Decimal("0.05")}
+"""Dollars per million tokens of input (cohere.com/blog/rerank-5)."""
+
+_DOCUMENTS_A_UNIT: Final = 100
+_CHUNK: Final = 500
+"""Tokens from which on a document counts twice."""
+
+_PER: Final = 1_000_000
+_BYTES_A_SECOND: Final = 640  # the least that a speech codec takes
+_MOST_TRANSCRIBED: Final = 16_384  # tokens of output
+_LEAST_SECONDS: Final = {"groq": 10}
+_FORM_MODEL: Final = re.compile(rb'name="?model"?\r?\n(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]{1,300})\r?\n')
+_FORM_LINK: Final = re.compile(rb'name="?(file_url|file_id|url)"?\r?\n')
+
+
+def price_listed(meter: Meter, route: Route, body: bytes | None, url_place: str, at_unix: int) -> FixedPrice | Refusal:
+    """Return what a request is held at, or a refusal if that cannot be known. *url_place* is its host and path."""
+    if body is None:
+        return _unreadable("body", "it streams past max_body_bytes, so it cannot be priced")
+    if route.flavour == "transcription":
+        return _transcription(meter, route, body, url_place, at_unix)
+    try:
+        sent = read_object(body)
+    except NotReadable as error:
+        return _unreadable("body", f"{error}; a metered call has to be one JSON object")
+    if route.flavour == "rerank":
+        return _rerank(route, sent, url_place)
+    return _batch(meter, route, sent, url_place, at_unix)
+
+
+def _unreadable(field: str, reason: str) -> Refusal:
+    return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
+
+
+def _unpriced(reason: str) -> Refusal:
+    return Refusal(UNPRICED, reason, error=Unpriced)
+
+
+def _batch(meter: Meter, route: Route, sent: Mapping[str, Any], place: str, at_unix: int) -> FixedPrice | Refusal:
+    """Return the sum of the ceilings of a batch's parts, at the prices of batches where the book has them."""
+    settings = replace(meter.settings, price_context={**meter.settings.price_context, **_OF_A_BATCH})
+    parts = _parts(route, sent)
+    if isinstance(parts, Refusal):
+        return parts
+    total, models = 0, list[str]()
+    for index, (flavour, model, body) in enumerate(parts):
+        read = read_call(altered(route, flavour=flavour, model=model), write_object(dict(body)))
+        if isinstance(read, Refusal):
+            return altered(read, reason=f"requests[{index}].{read.reason}")
+        ceiling = find_ceiling(read, settings, meter.book, meter.counter, at_unix)
+        if isinstance(ceiling, Refusal):
+            return altered(ceiling, reason=f"requests[{index}].{ceiling.reason}")
+        limit = ceiling.limit if ceiling.limit is not None else ceiling.maximum
+        if limit is None:
+            return _unpriced(
+                f"requests[{index}]: it sets no output limit, and the maximum output of its model is unknown"
+            )
+        total, models = total + ceiling.amount(limit), [*models, read.model][:2]
+    return FixedPrice(
+        route.provider, place, Nanos(total), models[0] if len(set(models)) == 1 else "", "the sum of its parts"
+    )
+
+
+def _parts(route: Route, sent: Mapping[str, Any]) -> list[tuple[Flavour, str | None, Mapping[str, Any]]] | Refusal:
+    """Return (flavour, model, body) of each request in a batch."""
+    listed, inner, flavour, model = sent.get("requests"), "params", "messages", None
+    if route.flavour == "gemini_batch":
+        flavour, inner, model, listed = "gemini", "request", route.model, _inline(sent)
+    elif route.flavour == "mistral_batch":
+        flavour, inner = _ENDPOINTS.get(str(sent.get("endpoint")), ""), "body"
+        if not flavour:
+            return _unpriced(f"endpoint: the price of {str(sent.get('endpoint'))[:60]!r} in a batch is unknown")
+    if not isinstance(listed, list) or not listed or len(listed) > _MOST_PARTS:
+        return _unpriced("requests: the batch does not hold its requests (1 to 100,000), so it cannot be priced")
+    found: list[tuple[Flavour, str | None, Mapping[str, Any]]] = []
+    for index, each in enumerate(listed):
+        body = each.get(inner) if isinstance(each, dict) else None
+        if not isinstance(body, dict):
+            return _unreadable(f"requests[{index}]", f"it has no {inner}")
+        whole = body if "model" in body or "model" not in sent else {**body, "model": sent["model"]}
+        found.append((flavour, model, whole))  # type: ignore[arg-type]  # "" was refused
+    return found
+
+
+def _inline(sent: Mapping[str, Any]) -> object:
+    found: object = sent
+    for names in (("batch",), ("inputConfig", "input_config"), ("requests",), ("requests",)):
+        found = next((found[name] for name in names if name in found), None) if isinstance(found, dict) else None
+    return found
+
+
+def _rerank(route: Route, sent: Mapping[str, Any], place: str) -> FixedPrice | Refusal:
+    model, documents = sent.get("model") or "rerank-v3.5", sent.get("documents")
+    if not isinstance(model, str) or not isinstance(documents, list) or not documents:
+        return _unreadable("documents", "the request lists no documents, so it cannot be priced")
+    sizes = [len(write_object({"": each})) for each in (*documents, sent.get("query"))]
+    if model in _BY_TOKEN:
+        tokens = sum(sizes) + sizes[-1] * len(documents)  # each document is read with the query
+        return FixedPrice(route.provider, place, whole_nanos(tokens * _BY_TOKEN[model] / _PER), model, "vendor")
+    if model.startswith("rerank-v5"):
+        return _unpriced(f"model: {route.provider} has no price for {model[:60]!r}")
+    chunks = sum(max(1, -(-(size + sizes[-1]) // _CHUNK)) for size in sizes[:-1])
+    return FixedPrice(
+        route.provider, place, whole_nanos(-(-chunks // _DOCUMENTS_A_UNIT) * _unit_price(model)), model, "vendor"
+    )
+
+
+def _unit_price(model: str) -> Decimal:
+    return Decimal("0.002") if _CHEAPER.match(model) else _UNIT_PRICE
+
+
+def _transcription(meter: Meter, route: Route, body: bytes, place: str, at_unix: int) -> FixedPrice | Refusal:
+    named = _FORM_MODEL.search(body)
+    if named is None:
+        return _unreadable("model", "the form names no model, so it cannot be priced")
+    if _FORM_LINK.search(body):
+        return _unpriced("file: a link to a sound does not say how long it is; send the file itself")
+    model = named[1].decode("utf-8", "replace").strip()
+    rates = _rates(meter, route, model, at_unix)
+    if rates is None:
+        return _unpriced(f"model: {route.provider} has no price for {model!r}")
+    seconds = max(len(body) // _BYTES_A_SECOND + 1, _LEAST_SECONDS.get(route.provider, 1))
+    amount = whole_nanos(rates.dollars(_heard(rates, seconds, -(-len(body) // BYTES_PER_AUDIO_TOKEN))))
+    return FixedPrice(route.provider, place, amount, model, "book")
+
+
+def _rates(meter: Meter, route: Route, model: str, at_unix: int) -> Rates | None:
+    name = meter.settings.aliases.get(model, model)
+    found = find_model(meter.book, route.provider, name, at_unix)
+    return None if found is None else Rates(meter.book, *found, {}, region_factor(route.endpoint, found[0].known_as))
+
+
+def _heard(rates: Rates, seconds: int, tokens: int, output: int = _MOST_TRANSCRIBED) -> Usage:
+    """Return the usage of a sound in the units that its model has prices for."""
+    units = rates.priced.units
+    if "input_audio_seconds" in units:
+        return {"input_audio_seconds": seconds, "audio_seconds": seconds}
+    if "audio_seconds" in units:
+        return {"audio_seconds": seconds}
+    heard = {"input_audio_tokens": tokens} if "input_audio_tokens" in units else {}
+    return {"input_tokens": tokens, **heard, "output_tokens": output}
+
+
+def bill_listed(meter: Meter, route: Route, price: FixedPrice, answer: Mapping[str, Any], at_unix: int) -> Bill:
+    """Return the cost of a request by what its *answer* states; what it was held at, if it states nothing."""
+    with localcontext(EXACT):
+        stated = _stated(meter, route, price, answer, at_unix)
+    if stated is None:
+        return Bill(price.amount, Evidence.ESTIMATE, note=f"{price.source}: the answer states no usage")
+    usage, amount = stated
+    return Bill(amount, Evidence.PROVIDER_USAGE, usage)
+
+
+def _stated(
+    meter: Meter, route: Route, price: FixedPrice, answer: Mapping[str, Any], at_unix: int
+) -> tuple[Usage, Nanos] | None:
+    if route.flavour == "rerank":
+        return _reranked(price.model, answer)
+    rates = _rates(meter, route, price.model, at_unix) if route.flavour == "transcription" else None
+    stated = answer.get("usage")
+    if rates is None:
+        return None
+    used = stated if isinstance(stated, dict) else {"seconds": answer.get("duration")}
+    units = rates.priced.units
+    seconds, into = (
+        _number(used.get("seconds")) or _number(used.get("prompt_audio_seconds")),
+        _number(used.get("input_tokens")),
+    )
+    usage: Usage | None = None
+    if seconds and "audio_seconds" in units:
+        usage = _heard(rates, max(seconds, _LEAST_SECONDS.get(route.provider, 1)), 0, 0)
+    elif into and "input_tokens" in units:
+        details = used.get("input_token_details")
+        heard = _number(details.get("audio_tokens")) if isinstance(details, dict) else into
+        sound = {"input_audio_tokens": min(into, heard)} if "input_audio_tokens" in units else {}
+        usage = {"input_tokens": into, **sound, "output_tokens": _number(used.get("output_tokens"))}
+    return None if usage is None else (usage, whole_nanos(rates.dollars(usage)))
+
+
+def _reranked(model: str, answer: Mapping[str, Any]) -> tuple[Usage, Nanos] | None:
+    meta = answer.get("meta")
+    billed = meta.get("billed_units") if isinstance(meta, dict) else None
+    stated = billed if isinstance(billed, dict) else {}
+    if model in _BY_TOKEN:
+        tokens = _number(stated.get("input_tokens"))
+        return ({"input_tokens": tokens}, whole_nanos(tokens * _BY_TOKEN[model] / _PER)) if tokens else None
+    units = _number(stated.get("search_units"))
+    return ({"rerank_searches": units}, whole_nanos(units * _unit_price(model))) if units else None
+
+
+def _number(value: object) -> int:
+    """Return a count that is stated, rounded up; 0 for none."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 < value < 10**12:
+        return 0
+    return int(Decimal(value).to_integral_value(rounding=ROUND_CEILING))

@@ -1,0 +1,1 @@
+"""What is known of the vendors of models: their hosts and regions, prices and limits, pictures and frames."""
