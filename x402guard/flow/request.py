@@ -118,16 +118,19 @@ def purpose_of(request: RequestFacts, fingerprint: str, tool: str = "", *, step:
     return Purpose(request.method, url, request.host, fingerprint, tool, step)
 
 
-def note_once(context: Context, name: str, where: str, place: str) -> Flow[None]:
-    """Record the event *name* with its *place*, once per budget and *where* (a host or an origin)."""
+def note_once(context: Context, name: str, where: str, place: str) -> Flow[bool]:
+    """Record the event *name* with its *place*, once per budget and *where* (a host or an origin). True the first time."""
     key = ("once", f"{context.node_id} {name} {where}")
 
-    def change(view: LedgerView) -> None:
-        if view.mark(key) is None:
+    def change(view: LedgerView) -> bool:
+        is_new = view.mark(key) is None
+        if is_new:
             view.put_mark(key, {"place": place})
             view.record(context.node_id, "event", facts={"name": name, "place": place})
+        return is_new
 
-    yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
+    first: bool = yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
+    return first
 
 
 def host_refusal(request: RequestFacts, error: type[PaymentRefused] = PolicyDenied) -> Refusal:

@@ -14,7 +14,7 @@ from x402guard.errors import ConfigError, PaymentRefused, ProtocolError, Unprice
 from x402guard.flow.context import Context
 from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow
+from x402guard.flow.effects import Flow, Notify
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
@@ -40,8 +40,9 @@ from x402guard.http.response import is_followed, problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import Notice
 from x402guard.llm.flow import InFlight, Upload, called
-from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
+from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify, speaks_to_a_model, unknown_host
 from x402guard.policy.steps import DIRECT
 from x402guard.vendors.routes import Route
 from x402guard.x402.flow import paid_request
@@ -261,7 +262,7 @@ class Guarded:
         if isinstance(route, Refusal):
             return _refuse(context, route)
         if isinstance(route, Unmetered):
-            return unmetered_request(facts, route, context)
+            return unmetered_request(facts, route, context, body)
         incoming.logical.is_metered = True
         encoding, tier = incoming.header("content-encoding"), incoming.header("x-vertex-ai-llm-shared-request-type")
         upload = Upload(body, encoding or "", tier or "")
@@ -471,7 +472,12 @@ def metered_request(
     return handed
 
 
-def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Handed]:
-    """Record in the ledger, once per host, that an apparent LLM call is not metered; then handle it as any request."""
-    yield from note_once(context, "unmetered", request.host, route.route_name)
+def unmetered_request(request: RequestFacts, route: Unmetered, context: Context, body: bytes | None) -> Flow[Handed]:
+    """Tell of an apparent LLM call that is not metered, once a host, and handle it as any request; or refuse it."""
+    if context.policy.unknown_llm_hosts == "refuse" and speaks_to_a_model(body):
+        raise (yield from refused(context, unknown_host(request, route)))
+    if (yield from note_once(context, "unmetered", request.host, route.route_name)):
+        message = f"{route.route_name} looks like an LLM call, but its host is not metered: nothing is held for it"
+        facts = {"place": route.route_name}
+        yield Notify(Notice("unmetered", "warning", message, session=context.node_id, facts=facts))
     return (yield from paid_request(request, context))

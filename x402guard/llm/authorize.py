@@ -37,7 +37,7 @@ from x402guard.policy.judge import (
     verdict_facts,
     verdict_of,
 )
-from x402guard.policy.steps import Step, request_key
+from x402guard.policy.steps import Step, last_said, request_key
 from x402guard.policy.verdicts import Subject, Verdict
 
 LEAST_LIMITED: Final = 16
@@ -108,10 +108,14 @@ def call_marks(
 def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
     """Return the step of an LLM call. *said* is its body, decoded if it was read."""
     loop = context.policy.loop
-    key = ""
+    key = last = ""
     if loop is not None:
         key = request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored, similar=loop.similar)
-    return Step(HoldKind.LLM, route_of(request), key, context.node_id, routes=routes_of(request), begun=request.begun)
+        last = "" if isinstance(said, bytes) else last_said(str(said.get("model", request.url)), said)
+    routes = routes_of(request)
+    return Step(
+        HoldKind.LLM, route_of(request), key, context.node_id, routes=routes, begun=request.begun, said_key=last
+    )
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:

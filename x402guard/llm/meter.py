@@ -9,19 +9,20 @@ from urllib.parse import parse_qsl
 from msgspec import Struct
 
 from x402guard.errors import Unpriced
-from x402guard.flow.request import split_path
+from x402guard.flow.request import RequestFacts, split_path
 from x402guard.kernel.rows import Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.hints import unpriced_path
 from x402guard.llm.rates import UNPRICED
 from x402guard.llm.settings import Metering, place_of
 from x402guard.policy.patterns import plain_host, readings
+from x402guard.strict_json import NotReadable, read_object
 from x402guard.vendors.prices import RegisteredBook, TokenCounter
-from x402guard.vendors.routes import Route, find_endpoint, find_route
+from x402guard.vendors.routes import Route, dialect_of, find_endpoint, find_route
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
-    r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?)"
+    r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?|/v\d+/(chat|rerank)|/audio/transcriptions)"
 )
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 
@@ -104,6 +105,36 @@ def classify(
         reason = f"{method} {route_name} asks for some fields of the answer alone, so its usage may not be in it"
         return Refusal(UNPRICED, reason, error=Unpriced, advice="Leave out fields= and X-Goog-FieldMask.")
     return None if route.flavour == "free" else route
+
+
+_SAYS: Final = frozenset({"messages", "contents", "prompt", "input", "query", "instances", "system"})
+_MOST_LOOKED_AT: Final = 16_777_216
+
+
+def speaks_to_a_model(body: bytes | None) -> bool:
+    """True if a body has the shape of an LLM call, or cannot be looked at because it streams or is too large."""
+    if body is None or len(body) > _MOST_LOOKED_AT:
+        return True
+    try:
+        return not _SAYS.isdisjoint(read_object(body))
+    except NotReadable:
+        return b'name="model"' in body  # a form
+
+
+def unknown_host(request: RequestFacts, route: Unmetered) -> Refusal:
+    """Return the refusal of an apparent LLM call to a host that is not metered."""
+    base = request.url.partition("?")[0]
+    dialect = dialect_of(split_path(request.url).path)
+    if dialect is not None:
+        base = base.removesuffix(dialect[1])
+    fix = f'Metering(endpoints={{"{base}": "{"openai" if dialect is None else dialect[0]}"}})'
+    return Refusal(
+        "unknown_llm_host",
+        f"{route.route_name} looks like an LLM call, but its host is not metered (policy.unknown_llm_hosts); name its "
+        f'provider with {fix}, or, only if it costs nothing, list it with Metering(free=["{base}*"])',
+        error=Unpriced,
+        words=request.host if request.begun else "",
+    )
 
 
 def _is_free(settings: Metering, route_name: str, odd: tuple[str, ...]) -> bool:

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, LoopDetected
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView
@@ -47,6 +48,9 @@ class Loop(StepGuard):
         calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
         latch_after: so many refusals of the same call, which does not pass between them, trip the run until its owner
             resets it (1 to 1,000); 0 for never. Those within two seconds count as one.
+        repeats: how often a run may make the same call, however slowly, while it makes no new one between (1 to 1,000); one
+            more is refused. Of an LLM call the model and the last message count; to ask the model is no new call for a
+            tool. Calls of which only the name and the amount are known are not counted.
         states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
             more is refused.
         similar: calls that differ in numbers, dates and ids alone are identical.
@@ -66,6 +70,7 @@ class Loop(StepGuard):
     calls: int = 10
     calls_without_arguments: int = 50
     latch_after: int = 3
+    repeats: int = 25
     states: int = 3
     similar: bool = False
     window_s: int = 60
@@ -77,6 +82,7 @@ class Loop(StepGuard):
     def __post_init__(self) -> None:
         check_whole("policy.loop.calls", self.calls, 1, _MOST_CALLS)
         check_whole("policy.loop.calls_without_arguments", self.calls_without_arguments, 1, _MOST_CALLS)
+        check_whole("policy.loop.repeats", self.repeats, 1, _MOST_CALLS)
         check_whole("policy.loop.states", self.states, 1, _MOST_CALLS)
         check_whole("policy.loop.latch_after", self.latch_after, 0, _MOST_CALLS)
         check_flag("policy.loop.similar", self.similar)
@@ -148,14 +154,20 @@ class Loop(StepGuard):
             trip(view, step.run_id, LOOP, loop)
             reason = f"{loop}; the run is tripped until its owner resets it"
             return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
-        left = self.latch_after - before - 1
-        warning = f"; {left} more of it trip{'s' if left == 1 else ''} the run" if self.latch_after else ""
+        left, warning = self.latch_after - before - 1, ""
+        if self.latch_after:
+            at_once = f" (those within {moment_ms / 1000:g} s are one)"
+            warning = (
+                f"; {left} more refusal{'' if left == 1 else 's'} of it{at_once} trip{'s' if left == 1 else ''} the run"
+            )
+        slow = loop.endswith(_REPEATED)
+        advice = "a new call has been made" if slow else "the window has moved on"
         return Refusal(
             LOOP,
             f"{loop}{warning}",
-            retry_after_s=self.window_s,
+            retry_after_s=None if slow else self.window_s,
             error=LoopDetected,
-            advice="Do something else: the same call passes again when the window has moved on.",
+            advice=f"Do something else: the same call passes again when {advice}.",
         )
 
     def state_marks(self, step: Step) -> tuple[MarkKey, ...]:
@@ -183,6 +195,8 @@ class Loop(StepGuard):
             identical = "this call has the same amount" if is_bare(step.key) else "this call is identical"
             words = f"{step.shown} was called {calls} times within {self.window_s} s, and {identical}"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
+        if self._times(view, step).get(_said(step), 0) >= max(self.repeats, calls):
+            return f"{step.shown} was called {max(self.repeats, calls)} times, identically, and nothing new between{_REPEATED}"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
             if matches >= period * calls:
@@ -202,8 +216,16 @@ class Loop(StepGuard):
         keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
         after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
         kept = [*keys, step.key[:_SHORT]][-self.longest_cycle :]
-        before = {"keys": list(keys), "runs": dict(runs)}
-        view.put_mark(_cycle(step), {"keys": kept, "runs": after, "at": view.clock_ms, "before": before})
+        seen, times = self._seen(view, step), self._times(view, step)
+        before = {"keys": list(keys), "runs": dict(runs), "seen": seen, "times": times}
+        said = _said(step)
+        if not is_bare(step.key):
+            if said not in seen:  # to ask a model is nothing new for a tool: an agent does that before each of its uses
+                times = {key: count for key, count in times.items() if step.kind is HoldKind.LLM and key[0] != said[0]}
+            seen = [*(key for key in seen if key != said), said][-_MOST_SEEN:]
+            times = {key: count for key, count in {**times, said: times.get(said, 0) + 1}.items() if key in seen}
+        row = {"keys": kept, "runs": after, "seen": seen, "times": times, "at": view.clock_ms, "before": before}
+        view.put_mark(_cycle(step), row)
 
     @override
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
@@ -253,6 +275,16 @@ class Loop(StepGuard):
             )
             trip(view, step.run_id, LOOP, reason)
 
+    def _times(self, view: LedgerView, step: Step) -> dict[str, int]:
+        """Return how often the run has made each call since its last new one."""
+        row = view.mark(_cycle(step))
+        return {} if row is None or row["at"] <= _reset_ms(view, step) else dict(row.get("times", {}))
+
+    def _seen(self, view: LedgerView, step: Step) -> list[str]:
+        """Return the latest different calls of the run, the last one last."""
+        row = view.mark(_cycle(step))
+        return [] if row is None or row["at"] <= _reset_ms(view, step) else list(row.get("seen", []))
+
     def _cycle_of(self, view: LedgerView, step: Step, reset_ms: int) -> tuple[list[str], Mapping[str, int]]:
         row: Mapping[str, Any] = view.mark(_cycle(step)) or {"keys": [], "runs": {}, "at": 0}
         paused = not view.clock_ms - self.window_s * 1000 <= row["at"] <= view.clock_ms
@@ -270,6 +302,16 @@ class Loop(StepGuard):
         return found
 
 
+_REPEATED: Final = " (policy.loop.repeats; own= gives a tool or route its own number)"
+_MOST_SEEN: Final = 32
+"""So many different calls are known of a run; one that was made before them is new again."""
+
+
+def _said(step: Step) -> str:
+    """Return the key by which a call is the same however slowly it is made; the first letter tells LLM calls apart."""
+    return ("l" if step.kind is HoldKind.LLM else "t") + (step.said_key or step.key)[:_SHORT]
+
+
 def _ring(step: Step) -> MarkKey:
     return "loop", f"{step.run_id} {step.key}"
 
@@ -279,7 +321,7 @@ def _row(step: Step) -> MarkKey:
 
     It is the call's own: between two refusals of a tool an agent asks its model, and that passes.
     """
-    return "loop_refused", f"{step.run_id} {step.key}"
+    return "loop_refused", f"{step.run_id} {step.said_key or step.key}"
 
 
 def _state(step: Step) -> MarkKey:

@@ -37,6 +37,7 @@ PayeeChange = Literal["allow", "refuse"]
 Repeat = Literal["allow", "ask", "refuse"]
 ForeignPayments = Literal["refuse", "book", "allow"]
 UnexplainedTransfer = Literal["warn", "trip"]
+UnknownLlmHosts = Literal["event", "refuse"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
@@ -68,6 +69,8 @@ class Policy:
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
             ``trip`` the wallet, each time, until its owner acknowledges it (``x402guard acknowledge``).
+        unknown_llm_hosts: if a request looks like an LLM call (path and body) to a host that is not metered: ``event`` (it
+            is sent, and told of once a host) or ``refuse``.
         latch_days: days after which what was last seen of a host, an origin or a payee is held against no later offer
             (1 to 3,650); None for never. ``x402guard latches`` lists what refuses now.
         reorg_exposure: dollars of all remainders of ``upto`` payments that may be used before their blocks are final; a
@@ -110,6 +113,7 @@ class Policy:
     repeat: Repeat = "allow"
     foreign_payments: ForeignPayments = "refuse"
     unexplained_transfer: UnexplainedTransfer = "warn"
+    unknown_llm_hosts: UnknownLlmHosts = "event"
     latch_days: int | None = 30
     reorg_exposure: Dollars | None = None
     unsafe_pay_after_redirect: bool = False
@@ -208,6 +212,7 @@ _CAREFUL: Final[Mapping[str, Any]] = {
     "payee_change": "refuse",
     "repeat": "ask",
     "unexplained_transfer": "trip",
+    "unknown_llm_hosts": "refuse",
     "approvals": Approvals(above="$0.05"),
     "breaker": Breaker(failures=2, rest_s=120),
     "bulkhead": Bulkhead(per_host=2, per_tool=2),
@@ -232,6 +237,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "repeat": get_args(Repeat),
     "foreign_payments": get_args(ForeignPayments),
     "unexplained_transfer": get_args(UnexplainedTransfer),
+    "unknown_llm_hosts": get_args(UnknownLlmHosts),
 }
 _PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
     "loop": (Loop, "calls=10, window_s=60", True),

@@ -84,6 +84,7 @@ class Step(Struct, frozen=True):
         fingerprint: of a payment: the same for the same request in any spelling.
         is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
         asks: of a payment: what its request says that may change its price.
+        said_key: of an LLM call: the key of its model and its last message; "" if it is not known.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
@@ -100,6 +101,7 @@ class Step(Struct, frozen=True):
     begun: str = ""
     fingerprint: str = ""
     asks: Asked = NOT_ASKED
+    said_key: str = ""
 
     run_id: str = ""
     reset_key: MarkKey = reset_mark("")
@@ -287,6 +289,23 @@ def messages_key(model: str, messages: object, *, similar: bool) -> str:
     """
     said = messages[-1:] if similar and isinstance(messages, list) else messages
     return _digest([HoldKind.LLM, model, said], similar=similar)
+
+
+def last_said(model: str, body: Mapping[str, Any]) -> str:
+    """Return the key of the model and the last message of an LLM request, however much came before it; "" for none.
+
+    What a function returned counts with the call of it, because it may have no id of its own.
+    """
+    listed: Any = next((body[name] for name in ("messages", "input", "contents", "prompt") if body.get(name)), None)
+    if listed is None:
+        return ""
+    last = listed[-1:] if isinstance(listed, list) else listed
+    if isinstance(listed, list) and "functionResponse" in str(last)[:_MOST_LOOKED_AT]:
+        last = listed[-2:]
+    return _digest([HoldKind.LLM, model, last])
+
+
+_MOST_LOOKED_AT: Final = 4_096
 
 
 def state_step(state: object, node_id: str) -> Step:

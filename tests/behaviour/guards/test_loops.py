@@ -69,7 +69,7 @@ def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_third_refusal_la
             http = client(session, shop)
             for _ in range(10):
                 http.get(URL)
-            for left in ("2 more of it trip the run", "1 more of it trips the run", "tripped until"):
+            for left in ("2 more refusals of it", "1 more refusal of it", "tripped until"):
                 words = rf"GET courts.example/opinion/42 was called 10 times within 60 s.*{left}"
                 with pytest.raises(LoopDetected, match=words):
                     http.get(URL)

@@ -190,9 +190,10 @@ def test_one_that_polls_or_samples_now_and_then_is_not_tripped(calls, gap_s, pau
     """A poll that waits after its refusal, and a sample of many at once every few minutes, for an hour."""
     clock = Clock()
     with make_guard(open_store("memory://", clock_ms=clock)) as guard, guard.session("s", budget="$9.00") as session:
-        for _ in range(3_600 // pause_s):
+        for number in range(3_600 // pause_s):
             told = charges(session, clock, calls, gap_s)
             assert told.count("paid") >= 9
+            session.charge("report", "$0.001", arguments={"number": number})  # something new
             clock.tick(pause_s)
         assert session.report().to_dict()["state"] == "open"
 

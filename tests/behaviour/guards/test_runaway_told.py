@@ -68,7 +68,11 @@ def holds(session, _history):
 WAYS = {  # how it repeats itself, the policy, and how often it may
     "transport": (pays, {}, 10),
     "charge": (charges, {}, 10),
-    "charge without arguments": (charges_without_arguments, {}, 50),
+    "charge without arguments": (
+        charges_without_arguments,
+        {},
+        25,
+    ),  # the model is asked the same, and nothing new is done
     "hold without arguments": (holds, {}, 50),
     "tool": (uses, {}, 10),
     "wrap": (wraps, {}, 10),
@@ -102,9 +106,10 @@ def test_a_runaway_stops_names_its_reason_and_the_notice_arrives(way, tmp_path, 
         bodies = receiver.bodies
         report = session.report().to_dict()
     assert (passed, len(refusals)) == (most, 3)
-    assert all(f"called {most} times within 60 s" in words for words in refusals)
+    said = f"called {most} times{', identically, and nothing new' if most == 25 else ' within 60 s'}"
+    assert all(said in words for words in refusals)
     assert (report["state"], report["terminated_by"]) == ("tripped", "loop_detected")
-    assert f"called {most} times within 60 s" in report["why"]
+    assert said in report["why"]
     [tripped] = [body for body in bodies if body["kind"] == "tripped"]
     assert (tripped["severity"], tripped["rule"], tripped["session"]) == ("critical", "loop_detected", session.id)
 

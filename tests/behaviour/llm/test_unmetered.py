@@ -5,7 +5,7 @@ import pytest
 
 import x402guard.httpx2
 from tests.support.merchant import client, make_guard
-from x402guard import AsyncGuardedTransport, ConfigError, Guard, GuardedTransport, Metering
+from x402guard import AsyncGuardedTransport, ConfigError, Guard, GuardedTransport, Metering, PaymentRefused, Policy
 
 LOCAL = "http://127.0.0.1:8000/v1/chat/completions"
 
@@ -35,6 +35,43 @@ def test_what_is_said_to_be_free_is_not_spoken_of():
     with make_guard(metering=metering) as guard, guard.session("s", budget="$1") as session:
         client(session, answer).post(LOCAL, json={"model": "gpt-4o"})
         assert unmetered(session) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "fix"),
+    [
+        (LOCAL, {"model": "m", "messages": []}, 'Metering(endpoints={"http://127.0.0.1:8000/v1": "openai"})'),
+        ("https://llm.example/api/v1/messages", {"messages": [1]}, '{"https://llm.example/api": "anthropic"}'),
+        ("https://llm.example/v2/chat", {"messages": [1]}, '{"https://llm.example": "cohere"}'),
+        ("https://vertex.example/models/gemini-3:generateContent", {"contents": []}, '"openai"}'),
+    ],
+)
+def test_a_careful_policy_refuses_an_llm_call_to_an_unknown_host(url, body, fix):
+    with make_guard(policy=Policy.careful()) as guard, guard.session("s", budget="$1") as session:
+        sent = []
+        http = client(session, lambda request: sent.append(request) or answer(request))
+        with pytest.raises(PaymentRefused, match=r"policy\.unknown_llm_hosts") as refused:
+            http.post(url, json=body)
+        assert refused.value.rule == "unknown_llm_host"
+        assert fix in str(refused.value)
+        assert (sent, session.held) == ([], 0)
+        assert http.post(url, json={"to": "bob", "text": "hi"}).status_code == 200  # another API with such a path
+    base, _, provider = fix.partition("={")[2].rstrip(")}").partition(": ")
+    if base:
+        endpoints = {base.strip('"{'): provider.strip('"')}
+        with make_guard(policy=Policy.careful(), metering=Metering(endpoints=endpoints)) as guard:
+            with guard.session("s", budget="$1") as session, pytest.raises(PaymentRefused, match="model"):
+                client(session, answer).post(url, json=body)  # metered now: no such model
+
+
+def test_the_owner_is_told_once_a_host():
+    notices = []
+    with make_guard(on_notice=notices.append) as guard, guard.session("s", budget="$1") as session:
+        for _ in range(3):
+            client(session, answer).post(LOCAL, json={"model": "m", "messages": []})
+    assert [(each.kind, each.facts["place"]) for each in notices if each.kind == "unmetered"] == [
+        ("unmetered", "127.0.0.1:8000/v1/chat/completions")
+    ]
 
 
 def test_an_address_is_no_base_url_and_a_slip_of_the_pen_no_provider():
