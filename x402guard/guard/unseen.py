@@ -17,7 +17,7 @@ from x402guard.flow.refusals import enforce
 from x402guard.http.exchange import GUARDED_SEND
 from x402guard.http.guarded import FindsPayer, has_guard
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.meter import Meter, Unmetered, classify
+from x402guard.llm.meter import Meter, Polled, Unmetered, classify
 
 _SEAM: Final = "_request"
 
@@ -49,7 +49,7 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     if parts.port not in (None, DEFAULT_PORTS.get(parts.scheme)):
         host = f"{host}:{parts.port}"
-    if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | None):
+    if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | Polled | None):
         return
     reason = (
         f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx or "

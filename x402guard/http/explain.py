@@ -18,7 +18,7 @@ from x402guard.http.request import lines_of, mark_guarded, request_facts
 from x402guard.http.response import decoded_body
 from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.meter import Meter, Unmetered, classify
+from x402guard.llm.meter import Meter, Polled, Unmetered, classify
 from x402guard.money import format_dollars
 from x402guard.policy import Policy
 from x402guard.policy.judge import judge
@@ -100,7 +100,7 @@ class Explainer(Struct, frozen=True):
             what = "opens a tunnel" if facts.method == CONNECT else "has a payment in it, which would be sent along"
             raise ConfigError(f"url: this request {what}; ask for the price without it")
         found = classify(self.meter, facts.method, facts.host, facts.url)
-        if found is not None and not isinstance(found, Unmetered):
+        if found is not None and not isinstance(found, Unmetered | Polled):
             what = f"{facts.method} {facts.host} is metered, so asking would cost what the call costs"
             how = "call it within a budget: pay_and_fetch, or x402guard pay without --dry-run"
             raise ConfigError(f"url: {what}; {how}")

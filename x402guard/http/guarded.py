@@ -41,8 +41,9 @@ from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import Notice
+from x402guard.llm.background import polled
 from x402guard.llm.flow import InFlight, Upload, called
-from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify, speaks_to_a_model, unknown_host
+from x402guard.llm.meter import FixedPrice, Meter, Polled, Unmetered, classify, speaks_to_a_model, unknown_host
 from x402guard.policy.steps import DIRECT
 from x402guard.vendors.routes import Route
 from x402guard.x402.flow import paid_request
@@ -261,6 +262,8 @@ class Guarded:
             return _refuse(context, host_refusal(facts, Unpriced))
         if isinstance(route, Refusal):
             return _refuse(context, route)
+        if isinstance(route, Polled):
+            return poll_request(facts, route, context, meter)
         if isinstance(route, Unmetered):
             return unmetered_request(facts, route, context, body)
         incoming.logical.is_metered = True
@@ -467,6 +470,14 @@ def metered_request(
     ``SendFailed``.
     """
     handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
+    if reply.status == PAYMENT_REQUIRED_STATUS:
+        return (yield from paid_request(request, context, reply))
+    return handed
+
+
+def poll_request(request: RequestFacts, route: Polled, context: Context, meter: Meter) -> Flow[Handed]:
+    """Send a poll of a response that may run in the background; pay a 402 like any other."""
+    handed, reply = yield from guarding_earlier_payment(request, polled(request, route, context, meter))
     if reply.status == PAYMENT_REQUIRED_STATUS:
         return (yield from paid_request(request, context, reply))
     return handed

@@ -161,6 +161,15 @@ class AnswerReader:
             return ""
         return "an error with status 200" if is_outage else ""
 
+    def whole(self, *, ended: bool) -> Mapping[str, Any] | None:
+        """Return a small answer that is no stream, once it has *ended*; None for any other."""
+        if self._problem or self._events or not ended or self._size > _SMALL_BYTES:
+            return None
+        try:
+            return read_object(bytes(self._pending))
+        except NotReadable:
+            return None
+
     def _whole(self) -> dict[str, Any]:
         body = bytes(self._pending)
         if body.lstrip()[:1] != b"[":

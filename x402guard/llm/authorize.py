@@ -158,7 +158,8 @@ def grant_call(
     decided = _allow(view, context, request, about, subject=subject, priced=priced, consented=consented)
     if not isinstance(decided, Verdict):
         return decided
-    hold = _new_hold(view, context, request, step.at(Nanos(max(1, choice.amount))), call.model)
+    lives_s = _BACKGROUND_S if call.body.get("background") is True else HOLD_S
+    hold = _new_hold(view, context, request, step.at(Nanos(max(1, choice.amount))), call.model, lives_s=lives_s)
     facts = {**_facts(hold, call, ceiling, choice), **verdict_facts(replace(decided, narrowed_by=narrowed_by))}
     written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
@@ -367,14 +368,19 @@ def _note_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold: Hold) -> 
             view.put_mark((kind, node_id), {"hold": hold.id, "until": hold.deadline_unix})
 
 
-def _new_hold(view: LedgerView, context: Context, request: RequestFacts, step: Step, model: str) -> Hold:
+_BACKGROUND_S: Final = 21_600  # a response in the background may take hours
+
+
+def _new_hold(
+    view: LedgerView, context: Context, request: RequestFacts, step: Step, model: str, *, lives_s: int = HOLD_S
+) -> Hold:
     return Hold(
         id=call_id(request),
         node_id=context.node_id,
         kind=HoldKind.LLM,
         amount=step.amount,
         created_ms=view.now_ms,
-        deadline_unix=view.now_unix + HOLD_S,
+        deadline_unix=view.now_unix + lives_s,
         flying_since_ms=view.now_ms,
         instance=context.instance,
         purpose=purpose_of(request, fingerprint_of(request), model, step=step.key),

@@ -40,6 +40,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import Notice
 from x402guard.llm.answer import AnswerReader
 from x402guard.llm.authorize import Granted, call_id, call_marks, call_scope, call_step, fix_price, grant_call
+from x402guard.llm.background import RUNS, note_background, runs_on
 from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
 from x402guard.llm.listed import LISTED, bill_listed, price_listed
@@ -404,6 +405,13 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
     if nothing:
         yield from give_back(flight.context, flight.hold, nothing, None, flight.marks, outcome="failed")
         return replace(flight.receipt, amount=Decimal(0), state=str(HoldState.VOIDED), note=nothing)
+    response_id = runs_on(flight.call, flight.reader.whole(ended=ended))
+    if response_id:
+        try:
+            yield from note_background(flight.hold, response_id, flight.call.route.provider)
+        except LedgerUnavailable as error:
+            return replace(flight.receipt, in_doubt=True, note=f"the ledger could not be written: {error}")
+        return replace(flight.receipt, note=RUNS)
     try:
         bill = yield Compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:

@@ -59,6 +59,15 @@ class FixedPrice(Struct, frozen=True):
     source: str = "owner"
 
 
+class Polled(Struct, frozen=True):
+    """A poll of a response of OpenAI's that may run in the background."""
+
+    response_id: str
+
+
+_POLL: Final = re.compile(r"(?:/[^/]+)*/responses/(?P<id>[^/]{1,200})")
+
+
 def classify(
     meter: Meter,
     method: str,
@@ -68,7 +77,7 @@ def classify(
     upgrades: bool = False,
     masked: bool = False,
     overrides: bool = False,
-) -> Route | FixedPrice | Unmetered | Refusal | None:
+) -> Route | FixedPrice | Unmetered | Polled | Refusal | None:
     """Return how to handle a request; None if it is not metered or free.
 
     *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot
@@ -91,7 +100,8 @@ def classify(
             UNPRICED, reason, error=Unpriced, advice="Send the method itself, without X-HTTP-Method-Override."
         )
     if method in _COSTS_NOTHING or _is_free(settings, route_name, odd):
-        return None
+        poll = _POLL.fullmatch(path) if method == "GET" and endpoint is not None else None
+        return None if poll is None or _is_free(settings, route_name, odd) else Polled(poll["id"])
     if endpoint is None:
         return Unmetered(route_name) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
     fixed = settings.fixed_price(route_name)
