@@ -30,6 +30,7 @@ def _same(theirs: type) -> Any:
 
 
 HTTPX2: Final = Library(
+    name="httpx2",
     request=_same(httpx2.Request),
     response=_same(httpx2.Response),
     headers=_same(httpx2.Headers),

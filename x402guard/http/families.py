@@ -21,6 +21,7 @@ class Library(Struct, frozen=True, eq=False):
     """One family of HTTP classes.
 
     Attributes:
+        name: the name of the library; its classes may name another, because vendors' SDKs rename them.
         request, response, headers: the classes of requests, responses and headers.
         bytes_stream: the class of a body in memory.
         sync_stream, async_stream: the base classes of bodies.
@@ -31,6 +32,7 @@ class Library(Struct, frozen=True, eq=False):
         transports: the base classes of transports.
     """
 
+    name: str
     request: type[httpx.Request]
     response: type[httpx.Response]
     headers: type[httpx.Headers]

@@ -44,6 +44,8 @@ from x402guard.ledger.view import Notice
 from x402guard.llm.background import polled
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Polled, Unmetered, classify, speaks_to_a_model, unknown_host
+from x402guard.policy.patterns import host_listed
+from x402guard.policy.sellers import sellers_at
 from x402guard.policy.steps import DIRECT
 from x402guard.vendors.routes import Route
 from x402guard.x402.flow import paid_request
@@ -342,9 +344,8 @@ class BlockingGuard(Guarded):
         super().__init__(session, on_refusal)
         kind, stock = self.library.transports[0], self.library.stock[0]
         if transport is not None and not isinstance(transport, kind):
-            raise wrong_transport(
-                transport, kind, f"for {kind.__module__.partition('.')[0]}.AsyncClient use AsyncGuardedTransport"
-            )
+            family = self.library.name
+            raise wrong_transport(transport, kind, family, f"for {family}.AsyncClient use AsyncGuardedTransport")
         self._inner = stock() if transport is None else transport
 
     def handle_request(self, request: Any) -> Any:
@@ -381,9 +382,8 @@ class AwaitedGuard(Guarded):
         super().__init__(session, on_refusal)
         kind, stock = self.library.transports[1], self.library.stock[1]
         if transport is not None and not isinstance(transport, kind):
-            raise wrong_transport(
-                transport, kind, f"for {kind.__module__.partition('.')[0]}.Client use GuardedTransport"
-            )
+            family = self.library.name
+            raise wrong_transport(transport, kind, family, f"for {family}.Client use GuardedTransport")
         self._inner = stock() if transport is None else transport
 
     @override
@@ -409,9 +409,8 @@ class AwaitedGuard(Guarded):
         """Do nothing: a blocking client that was given this transport by mistake has opened nothing."""
 
 
-def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
+def wrong_transport(transport: object, kind: type, family: str, other: str) -> ConfigError:
     """Return the error for an inner transport of another family, or blocking in place of asynchronous."""
-    family = kind.__module__.partition(".")[0]
     elsewhere = "x402guard.httpx2" if family == "httpx" else "x402guard"
     return ConfigError(
         f"transport: {transport!r} is not a {family}.{kind.__name__}; {other}, for other libraries the transports of {elsewhere}"
@@ -485,7 +484,9 @@ def poll_request(request: RequestFacts, route: Polled, context: Context, meter: 
 
 def unmetered_request(request: RequestFacts, route: Unmetered, context: Context, body: bytes | None) -> Flow[Handed]:
     """Tell of an apparent LLM call that is not metered, once a host, and handle it as any request; or refuse it."""
-    if context.policy.unknown_llm_hosts == "refuse" and speaks_to_a_model(body):
+    policy = context.policy
+    named = host_listed(request.host, policy.hosts or ()) or sellers_at(policy.sellers, request.host)
+    if policy.unknown_llm_hosts == "refuse" and not named and speaks_to_a_model(body):
         raise (yield from refused(context, unknown_host(request, route)))
     if (yield from note_once(context, "unmetered", request.host, route.route_name)):
         message = f"{route.route_name} looks like an LLM call, but its host is not metered: nothing is held for it"

@@ -14,6 +14,7 @@ from x402guard.http.families import Library
 from x402guard.http.guarded import AwaitedGuard, BlockingGuard, FindsPayer, OnRefusal
 
 HTTPX: Final = Library(
+    name="httpx",
     request=httpx.Request,
     response=httpx.Response,
     headers=httpx.Headers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -219,6 +220,8 @@ def _dearer_model(call: Call, rates: Rates, body: Mapping[str, Any], stated: Sta
     named = body.get("model") or body.get("modelVersion")
     if rates.priced.source == "owner" or not isinstance(named, str) or named in (call.model, rates.priced.model):
         return rates
+    if re.search(rf"[./]{re.escape(named)}(-v\d+(:\d+)?)?$", call.model):
+        return rates  # what was asked for by the name of a region or a gateway
     found = find_model(rates.book, call.route.provider, named.removeprefix("models/"), rates.priced.at_unix)
     if found is None:
         return rates

@@ -398,6 +398,9 @@ def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
         yield from (key for key, value in tool.items() if key not in _CLIENT_GEMINI and value is not None)
         return
     kind = tool.get("type")
+    place = tool.get("environment")
+    if kind == "shell" and isinstance(place, dict) and place.get("type") == "local":
+        return
     if route.flavour == "messages":
         if kind is not None and not _CLIENT_ANTHROPIC.fullmatch(str(kind)):
             yield "type"

@@ -57,8 +57,6 @@ _OPENAI: Final[Mapping[str, str]] = {
     "reasoning_tokens": _A_PART,
     "num_server_side_tools_used": _A_TOOL,
     "num_cached_tokens": _A_PART,
-    "cached_tokens_details.cached_image_tokens": _A_PART,
-    "cached_tokens_details.cached_text_tokens": _A_PART,
     "output_token_details.reasoning": _A_PART,
     "prompt_token_details.cached_tokens": _A_PART,
     "queue_time": _A_TIME,
@@ -123,7 +121,15 @@ INSIDE: Final[Mapping[str, str]] = {
 """Objects of which no number is a count that is read here."""
 
 _ROUNDS: Final = "iterations."
-_UNITS: Final[Mapping[str, str]] = {
+_CACHED: Final = {
+    f"{details}.cached_tokens_details.{kind}_tokens": f"cache_{kind}_read_tokens"
+    for details in ("prompt_tokens_details", "input_tokens_details", "input_token_details")
+    for kind in ("audio", "image", "text")
+}
+UNIT_OF: Final[Mapping[str, str]] = {
+    **_CACHED,
+    "cached_tokens_details.cached_image_tokens": "cache_image_read_tokens",
+    "cached_tokens_details.cached_text_tokens": "cache_text_read_tokens",
     "prompt_audio_seconds": "input_audio_seconds",
     "prompt_tokens_details.audio_tokens": "input_audio_tokens",
     "prompt_tokens_details.image_tokens": "input_image_tokens",
@@ -139,10 +145,10 @@ _UNITS: Final[Mapping[str, str]] = {
     "input_token_details.text_tokens": "input_text_tokens",
     "input_token_details.image_tokens": "input_image_tokens",
     "input_token_details.cached_tokens": "cache_read_tokens",
-    "input_token_details.cached_tokens_details.audio_tokens": "cache_audio_read_tokens",
-    "input_token_details.cached_tokens_details.text_tokens": "cache_text_read_tokens",
     "input_token_details.cache_read": "cache_read_tokens",
     "input_token_details.cache_creation": "cache_write_tokens",
+    "input_token_details.ephemeral_5m_input_tokens": "cache_write_5m_tokens",
+    "input_token_details.ephemeral_1h_input_tokens": "cache_write_1h_tokens",
     "input_token_details.audio": "input_audio_tokens",
     "output_token_details.audio": "output_audio_tokens",
     "output_token_details.audio_tokens": "output_audio_tokens",
@@ -208,7 +214,7 @@ def read_leaves(
         first = name.partition(".")[0]
         if name in reads or first in INSIDE or (is_claude and name == whole and first == "server_tool_use"):
             continue
-        unit = _UNITS.get(name)
+        unit = UNIT_OF.get(name)
         if unit is not None and name == whole:
             if not usage.get(unit):
                 more[unit] = more.get(unit, 0) + count
@@ -217,6 +223,17 @@ def read_leaves(
     for unit in [unit for unit in more if unit.endswith("_tokens")]:
         if more[unit] > usage.get("output_tokens" if unit.startswith("output_") else "input_tokens", 0):
             unread[unit] = more.pop(unit)  # more than the total that it is a part of
+    written = more.get("cache_write_5m_tokens", 0) + more.get("cache_write_1h_tokens", 0)
+    if written > max(more.get("cache_write_tokens", 0), usage.get("cache_write_tokens", 0)):
+        more["cache_write_tokens"] = written  # LangChain leaves the sum out where it has the parts
+    cached = sum(count for unit, count in more.items() if unit.startswith("cache_") and unit.endswith("_read_tokens"))
+    cached -= more.get("cache_read_tokens", 0)
+    if cached > max(more.get("cache_read_tokens", 0), usage.get("cache_read_tokens", 0)):
+        more["cache_read_tokens"] = cached  # the parts without their sum
+    for kind in ("audio", "image"):  # what was cached of a kind is of that kind
+        of_kind, whole = more.get(f"cache_{kind}_read_tokens", 0), f"input_{kind}_tokens"
+        if of_kind > max(more.get(whole, 0), usage.get(whole, 0)):
+            more[whole] = of_kind
     if "input_image_tokens" in more:
         unread.pop("billed_units.images", None)  # the same images
     if "input_audio_seconds" in more:

@@ -16,6 +16,8 @@ from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.dearest import unread_cost
+from x402guard.llm.leaves import counts_of, is_measure
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, whole_nanos
 from x402guard.llm.request import UNREADABLE, read_call
@@ -214,13 +216,25 @@ def _stated(
         heard = _number(details.get("audio_tokens")) if isinstance(details, dict) else into
         sound = {"input_audio_tokens": min(into, heard)} if "input_audio_tokens" in units else {}
         usage = {"input_tokens": into, **sound, "output_tokens": _number(used.get("output_tokens"))}
-    return None if usage is None else (usage, whole_nanos(rates.dollars(usage)))
+    unread = [(name, count) for name, count in counts_of(used) if name not in _READ and not is_measure(name)]
+    if usage is None or (unread and "input_tokens" not in units):
+        return None
+    return usage, whole_nanos(rates.dollars(usage) + (unread_cost(rates, unread) if unread else 0))
+
+
+_READ: Final = frozenset(
+    {"seconds", "prompt_audio_seconds", "prompt_tokens", "completion_tokens", "input_tokens", "output_tokens",
+     "total_tokens", "input_token_details.audio_tokens", "input_token_details.text_tokens"}
+)  # fmt: skip
+"""The counts of a transcription that are read, or are parts of the length that is billed."""
 
 
 def _reranked(model: str, answer: Mapping[str, Any]) -> tuple[Usage, Nanos] | None:
     meta = answer.get("meta")
     billed = meta.get("billed_units") if isinstance(meta, dict) else None
     stated = billed if isinstance(billed, dict) else {}
+    if any(count and name not in ("search_units", "input_tokens") for name, count in stated.items()):
+        return None  # what else is billed is not known
     if model in _BY_TOKEN:
         tokens = _number(stated.get("input_tokens"))
         return ({"input_tokens": tokens}, whole_nanos(tokens * _BY_TOKEN[model] / _PER)) if tokens else None

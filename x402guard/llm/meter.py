@@ -22,7 +22,7 @@ from x402guard.vendors.routes import Route, dialect_of, find_endpoint, find_rout
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
-    r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?|/v\d+/(chat|rerank)|/audio/transcriptions)"
+    r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?|/v2/(chat|rerank)|/audio/transcriptions)"
 )
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 

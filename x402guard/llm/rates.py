@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
@@ -17,7 +18,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.llm.hints import unpriced_model
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
-from x402guard.vendors.models import base_name
+from x402guard.vendors.models import base_name, served_as
 from x402guard.vendors.prices import PriceBook, PricedModel
 from x402guard.vendors.regions import region_factor
 
@@ -99,8 +100,11 @@ _PROJECT_TIERS: Final = frozenset({"openai", "azure"})
 _DEAREST_TIER: Final = Decimal(2)
 """The least that an unknown tier counts; more where the book has a dearer one of the provider's."""
 
-_KNOWN_TIERS: Final = {("service_tier", "ultrafast"): Decimal(6)}
-"""Tiers that the book lacks (OpenAI's pages of gpt-6-astra and gpt-6.1-sol)."""
+_KNOWN_TIERS: Final = (
+    ("openai", "ultrafast", re.compile(""), Decimal(6)),  # its pages of gpt-6-astra and gpt-6.1-sol
+    ("google", "priority", re.compile(r"gemini-[3-9]"), Decimal("1.8")),  # ai.google.dev/gemini-api/docs/pricing
+)
+"""Tiers that the book lacks: provider, tier, models, times the standard price."""
 
 
 def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
@@ -111,6 +115,9 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         return _unpriced(unpriced_model(call, asked, book, at_unix))
     priced, based_on = found
     produces = call.limit != 0
+    by_length = "audio_seconds" in priced.units and not call.route.endpoint.host  # a sound that was reported
+    if by_length:
+        return Rates(book, priced, based_on, dict(settings.price_context), _fixed_factor(call, priced))
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return _unpriced(
             f"model: {call.model!r} has no price for text tokens, so {call.route.flavour} calls cannot be priced"
@@ -155,11 +162,18 @@ def _fixed_factor(call: Call, priced: PricedModel) -> Decimal:
 
 
 def _tier(book: PriceBook, priced: PricedModel, tier: tuple[str, str]) -> Decimal | None:
-    return book.tier_factor(priced.provider, priced.known_as, tier, priced.at_unix) or _KNOWN_TIERS.get(tier)
+    known = book.tier_factor(priced.provider, priced.known_as, tier, priced.at_unix)
+    listed = (
+        times
+        for provider, name, models, times in _KNOWN_TIERS
+        if (provider, name) == (priced.provider, tier[1]) and models.match(priced.known_as)
+    )
+    return next(listed, None) if known is None else known
 
 
 def find_model(book: PriceBook, provider: str, model: str, at_unix: int) -> tuple[PricedModel, str | None] | None:
     """Return the prices of a model, and the model whose price a dated name uses, or None; None for an unknown model."""
+    model = served_as(provider, model)
     priced = book.find(provider, model, at_unix)
     if priced is not None:
         return priced, None

@@ -94,7 +94,8 @@ def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> State
     if flavour is None:
         shown = ", ".join(sorted(map(str, usage))[:6])
         raise ValueError(f"usage: {shown[:200]} is not a known format of token counts; write {_FIX}")
-    if flavour == "responses" and provider == "anthropic":
+    # LangChain has one shape for all providers: its input includes what was cached, as OpenAI's does.
+    if flavour == "responses" and provider == "anthropic" and "input_token_details" not in usage:
         flavour = "messages"
     billed = usage.get("billed_units")
     if flavour == "cohere" and isinstance(billed, dict) and "output_tokens" not in billed:
@@ -217,7 +218,7 @@ def _stated(statement: Statement, book: PriceBook) -> Stated:
     if not stated.usage:
         raise ValueError(f"usage: it counts nothing; write {_FIX}")
     check_parts(stated.usage)
-    if statement.flavour is not None:
+    if statement.flavour is not None and "input_audio_seconds" not in stated.usage:  # which is in the total, too
         check_total(_usage_of(statement.answer), stated.usage)
     return stated
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from x402guard.flow.ports import Usage
 from x402guard.llm.content import declared_tools
+from x402guard.llm.leaves import counts_of
 from x402guard.llm.rates import Rates, find_model
 from x402guard.llm.request import Call
 from x402guard.llm.tools_used import MAPS, grounds_by, is_grounded_by_prompt
@@ -49,8 +50,16 @@ def models_of_tools(call: Call, answer: Mapping[str, Any]) -> Iterator[tuple[str
     """Yield (model, stated usage, kind) for each tool of an answer that states the usage of a model of its own."""
     tools = answer.get("tool_usage")
     used = tools.get("image_gen") if call.route.flavour == "responses" and isinstance(tools, dict) else None
-    if isinstance(used, dict) and any(type(count) is int and count > 0 for count in used.values()):
-        yield _picture_model(call), used, "image_generation"
+    if isinstance(used, dict) and next(counts_of(used), None) is not None:
+        cached = used.get("cached_tokens")
+        whole = {"input_tokens": 0, "output_tokens": 0, **used}
+        details = {**_details(used), "cached_tokens": cached}
+        yield _picture_model(call), {**whole, "input_tokens_details": details}, "image_generation"
+
+
+def _details(used: Mapping[str, Any]) -> Mapping[str, Any]:
+    details = used.get("input_tokens_details")
+    return details if isinstance(details, dict) else {}
 
 
 def _picture_model(call: Call) -> str:

@@ -282,6 +282,7 @@ def _parts_of(
     listed = [*((str(each["model"]), each, "provider_tool") for each in others), *models_of_tools(call, answer)]
     for model, used, kind in listed:
         usage = _extracted(call, {"usage": used}, book)
+        usage["output_tokens"] = usage.get("output_tokens", 0) + _beyond_parts(used, usage)
         more, names = read_leaves(flavour, used, reads, usage) if kind != "provider_tool" else ({}, ())
         parts.append(Part(model, {unit: count for unit, count in (usage | more).items() if count}, kind))
         unread += names
@@ -313,6 +314,8 @@ _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
 
 def _beyond_parts(stated: Mapping[str, Any], usage: Usage) -> int:
     """Return the tokens by which a stated total exceeds its parts: hidden thinking, which is billed as output."""
+    if _whole(stated.get("prompt_audio_seconds")):
+        return 0  # the tokens of a sound that is billed by its seconds
     total = max((_whole(stated.get(name)) for name in _TOTALS), default=0)
     return max(0, total - usage.get("input_tokens", 0) - usage.get("output_tokens", 0))
 

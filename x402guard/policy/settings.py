@@ -70,7 +70,7 @@ class Policy:
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
             ``trip`` the wallet, each time, until its owner acknowledges it (``x402guard acknowledge``).
         unknown_llm_hosts: if a request looks like an LLM call (path and body) to a host that is not metered: ``event`` (it
-            is sent, and told of once a host) or ``refuse``.
+            is sent, and told of once a host) or ``refuse``, unless ``hosts`` or ``sellers`` names it.
         latch_days: days after which what was last seen of a host, an origin or a payee is held against no later offer
             (1 to 3,650); None for never. ``x402guard latches`` lists what refuses now.
         reorg_exposure: dollars of all remainders of ``upto`` payments that may be used before their blocks are final; a

@@ -95,6 +95,7 @@ class GenaiPriceBook:
         if found is None:
             return None
         home, info = found
+        at_unix = _off_peak(at_unix) if provider == "deepseek" else at_unix
         key = (provider, model, self._conditions_at(self._know(home, info), at_unix))
         priced = self._found.get(key)
         if priced is None:
@@ -445,6 +446,19 @@ def _names_of(match: Any) -> Iterator[str]:
         yield name
     for inner in getattr(match, "or_", ()):
         yield from _names_of(inner)
+
+
+def _off_peak(at_unix: int) -> int:
+    """Return a moment of the same day with DeepSeek's prices: its peak hours are those of weekdays, which no book says.
+
+    Source: api-docs.deepseek.com/quick_start/pricing. Days of Beijing; no peak hour is of another day in UTC.
+    """
+    day = at_unix // _DAY_S
+    is_weekend = (day + 3) % 7 >= 5  # day 0 was a Thursday
+    return day * _DAY_S + _DAY_S // 2 if is_weekend else at_unix
+
+
+_DAY_S: Final = 86_400
 
 
 def _moment(at_unix: int) -> datetime:

@@ -248,6 +248,13 @@ def base_name(model: str) -> str | None:
     return match["base"]
 
 
+def served_as(provider: str, model: str) -> str:
+    """Return the model that a provider answers with: DeepSeek takes Claude's names (its guide to Anthropic's API)."""
+    if provider == "deepseek" and model.startswith("claude"):
+        return "deepseek-v4-pro" if model.startswith("claude-opus") else "deepseek-flash"
+    return model
+
+
 def reasons(model: str) -> bool:
     """False only for a model known to bill no hidden output, because hidden output cannot be counted locally."""
     return _NEVER_REASONS.match(model) is None

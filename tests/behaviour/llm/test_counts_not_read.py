@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, Metering
-from x402guard.llm.leaves import INSIDE, KNOWN, counts_of
+from x402guard.llm.leaves import INSIDE, KNOWN, UNIT_OF, counts_of
 from x402guard.vendors.genai_prices import GenaiPriceBook
 
 WORDS = "hi " * 12_000
@@ -183,20 +183,56 @@ def answered_cohere(usage):
     return booked("https://api.cohere.com/v2/chat", asks("command-a-03-2025"), usage, **around)
 
 
+def answered_groq(usage):
+    return chat(usage, "llama-3.3-70b-versatile", "https://api.groq.com/openai/v1/chat/completions")
+
+
+def answered_with_tools(usage):
+    made = [{"type": "image_generation_call", "id": "i", "status": "completed"}]
+    asked = {"model": "gpt-4o", "input": WORDS, "max_output_tokens": 20_000, "tools": [{"type": "image_generation"}]}
+    around = {"status": "completed", "output": made, "object": "response", "tool_usage": usage}
+    return booked(f"{OPENAI}/responses", asked, RESPONDED, allowances={"image_generation": "$0.001"}, **around)
+
+
+def answered_realtime(usage):
+    notices = []
+    with make_guard(on_notice=notices.append) as guard, guard.session("s", budget="$50.00") as session:
+        session.record_usage("openai", "gpt-realtime", usage)
+        return int(session.spent * 10**9), [each.facts["counts"] for each in notices if each.kind == TOLD]
+
+
+def answered_transcription(usage):
+    answer = {"text": "hi", "usage": usage}
+    with make_guard() as guard, guard.session("s", budget="$50.00") as session:
+        inner = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+        with httpx.Client(transport=GuardedTransport(session, inner)) as http:
+            form = {"data": {"model": "gpt-4o-transcribe"}, "files": {"file": ("a.mp3", b"a" * 200_000)}}
+            assert http.post(f"{OPENAI}/audio/transcriptions", **form).status_code == 200
+        return int(session.spent * 10**9), []
+
+
 def exam():
     from anthropic.types import Usage as Claude
     from anthropic.types.beta import BetaUsage
     from cohere.types.usage import Usage as Cohere
     from google.genai.types import GenerateContentResponseUsageMetadata
+    from groq.types import CompletionUsage as Groq
     from mistralai.client.models import UsageInfo
     from openai.types import CompletionUsage
+    from openai.types.audio.transcription import UsageTokens
+    from openai.types.realtime import RealtimeResponseUsage
+    from openai.types.responses.response import ToolUsage
     from openai.types.responses.response_usage import ResponseUsage
 
     cohere = {"billed_units": {"input_tokens": 9_000, "output_tokens": 9_000}}
     gemini = {"promptTokenCount": 9_000, "candidatesTokenCount": 9_000}
     rows = [
         ("chat", CompletionUsage, CHATTED, answered_chat),
+        ("chat", Groq, CHATTED, answered_groq),
         ("chat", UsageInfo, CHATTED, answered_mistral),
+        ("responses", ToolUsage, {}, answered_with_tools),
+        ("responses", RealtimeResponseUsage, RESPONDED, answered_realtime),
+        ("responses", UsageTokens, {"type": "tokens", **RESPONDED}, answered_transcription),
         ("responses", ResponseUsage, RESPONDED, answered_responses),
         ("messages", Claude, RESPONDED, answered_anthropic),
         ("messages", BetaUsage, RESPONDED, answered_anthropic),
@@ -216,12 +252,15 @@ def test_no_count_that_a_vendors_library_knows_is_dropped(flavour, path, plain, 
     before, _ = answered(plain)
     after, told = answered(placed(plain, path, 700))
     name = ".".join(each for each, _ in path)
-    in_table = name.removeprefix("iterations.") in {*KNOWN[flavour], *plain} or path[0][0] in {
+    in_table = name.removeprefix("iterations.") in {*KNOWN[flavour], *UNIT_OF, *plain} or path[0][0] in {
         *INSIDE,
         "server_tool_use",
     }
     assert after != before or in_table or told, "it is read by nothing, and no table says why"
-    assert after >= before or in_table or "cache" in name.lower(), "a part of the input at a lower price"
+    lowers = (
+        in_table or "cache" in name.lower() or answered is answered_transcription
+    )  # which is all sound, unless said
+    assert after >= before or lowers, "a part of the input at a lower price"
 
 
 # -- what fresh eyes have found ----------------------------------------------------------------------------------------

@@ -5,7 +5,16 @@ import pytest
 
 import x402guard.httpx2
 from tests.support.merchant import client, make_guard
-from x402guard import AsyncGuardedTransport, ConfigError, Guard, GuardedTransport, Metering, PaymentRefused, Policy
+from x402guard import (
+    AsyncGuardedTransport,
+    ConfigError,
+    Guard,
+    GuardedTransport,
+    Metering,
+    PaymentRefused,
+    Policy,
+    Seller,
+)
 
 LOCAL = "http://127.0.0.1:8000/v1/chat/completions"
 
@@ -62,6 +71,26 @@ def test_a_careful_policy_refuses_an_llm_call_to_an_unknown_host(url, body, fix)
         with make_guard(policy=Policy.careful(), metering=Metering(endpoints=endpoints)) as guard:
             with guard.session("s", budget="$1") as session, pytest.raises(PaymentRefused, match="model"):
                 client(session, answer).post(url, json=body)  # metered now: no such model
+
+
+def test_a_seller_of_chats_that_the_owner_names_is_no_unknown_host():
+    for named in ({"hosts": ["llm.example"]}, {"sellers": {"llm.example": Seller(payees="any", daily="$1")}}):
+        with make_guard(policy=Policy.careful(**named)) as guard, guard.session("s", budget="$1") as session:
+            sold = client(session, answer).post("https://llm.example/v1/chat/completions", json={"messages": [1]})
+            assert sold.status_code == 200
+
+
+def test_a_wrong_transport_is_named_by_its_library_whatever_an_sdk_calls_its_classes():
+    import groq
+    import httpx2
+    import openai
+
+    assert groq.Groq, openai.OpenAI  # each renames the classes of one library as its own
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        with pytest.raises(ConfigError, match=r"is not a httpx\.BaseTransport; for httpx\.AsyncClient"):
+            GuardedTransport(session, httpx2.HTTPTransport())
+        with pytest.raises(ConfigError, match=r"is not a httpx2\.BaseTransport; for httpx2\.AsyncClient"):
+            x402guard.httpx2.GuardedTransport(session, httpx.HTTPTransport())
 
 
 def test_the_owner_is_told_once_a_host():
