@@ -375,10 +375,10 @@ NO_CHAIN = {"X402GUARD_CHAINS": '{"base-sepolia": "http://127.0.0.1:9"}'}
 
 
 @pytest.mark.parametrize("environment", [{}, NO_CHAIN], ids=["meters only", "a chain configured"])
-@pytest.mark.parametrize("library", ["requests", "boto3"])
+@pytest.mark.parametrize("library", ["requests", "boto3", "aiohttp", "grpc", "websockets"])
 def test_doctor_names_what_an_agent_loads_and_nobody_sees(tmp_path, library, environment):
-    if library == "boto3":
-        (tmp_path / "boto3.py").write_text("")
+    if library in ("boto3", "grpc", "websockets"):
+        (tmp_path / f"{library}.py").write_text("")
     (tmp_path / "agent.py").write_text(f"import {library}\n")
     code, found = doctor(tmp_path, "--load", "agent", **environment)
     assert [verdict for verdict, detail in found if detail.startswith(f"agent loads {library}, ")] == ["warning"], found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.vendors.genai_prices import GenaiPriceBook
+from x402guard.vendors.models import READ_ON
 from x402guard.vendors.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 
 prices = typer.Typer(
@@ -87,7 +89,9 @@ def accept(
 
 @prices.command("update")
 def update(
-    file: File,
+    file: Annotated[
+        Path | None, typer.Argument(help="A price file in the format of genai-prices; default: say how old ours are.")
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Accept prices that fall by more than half without a question.")
     ] = False,
@@ -96,9 +100,12 @@ def update(
     """Install FILE's prices: write them, with their hash, to the price file of the settings.
 
     A price that falls by more than half needs a confirmation, because a forged price file could make every call look
-    cheap. Example: x402guard prices update prices.json
+    cheap. Without FILE, say which prices are in use and how to get newer ones. Example: x402guard prices update prices.json
     """
     old, path = _current()
+    if file is None:
+        _say_age(old, path, as_json=as_json)
+        return
     new, sha256 = read_prices(file)
     changes = list(compare(old, new, int(time.time())))
     falling = [change for change in changes if change.falls_by_half]
@@ -117,6 +124,21 @@ def update(
     where = "" if path else f'; to use it, set prices = "{target}" under [metering], or X402GUARD_METERING__PRICES'
     values = {"file": str(target), "sha256": sha256, "changed": len(changes), "falling": len(falling)}
     say(f"written to {target}{where}", values, as_json=as_json)
+
+
+def _say_age(book: GenaiPriceBook, path: str | None, *, as_json: bool) -> None:
+    """Say which prices are in use, how old they are, and where newer ones come from: nothing is fetched."""
+    models = sum(1 for _ in book.names())
+    known = book.find("openai", "gpt-4o", int(time.time()))
+    source, version = ("the price file", "") if known is None else (known.source, known.version)
+    age = (datetime.now(UTC).date() - READ_ON).days
+    ours = "" if path else f", looked up on {READ_ON}, {age} day{'' if age == 1 else 's'} ago"
+    told = (
+        f"{models:,} names of models have a price: {source} {version}{ours}. Newer ones: `pip install --upgrade genai-prices`, or "
+        "its file of prices from a place that you trust, and `x402guard prices update FILE`"
+    )
+    values = {"source": source, "version": version, "names": models, "read_on": None if path else READ_ON.isoformat()}
+    say(told, values, as_json=as_json)
 
 
 def _show(changes: list[PriceChange], *, as_json: bool) -> None:

@@ -96,11 +96,20 @@ class Unseen(Struct, frozen=True):
 _CLIENT: Final = "use a client that takes an httpx one"
 
 
+_BEDROCK: Final = (
+    "Bedrock is metered where httpx calls it: anthropic's AnthropicBedrock, or an OpenAI client at its host"
+)
+_SOCKETS: Final = (
+    "realtime and live APIs go over it, and are not metered; report what they use with session.record_usage"
+)
+
 _KNOWN: Final = (
     Unseen("requests", f"{_CLIENT}, or keep paid and metered calls out of it"),
     Unseen("aiohttp", _CLIENT),
-    Unseen("boto3", "Bedrock is not metered; call models through a provider that speaks HTTP to httpx"),
-    Unseen("botocore", "Bedrock is not metered; call models through a provider that speaks HTTP to httpx"),
+    Unseen("boto3", _BEDROCK),
+    Unseen("botocore", _BEDROCK),
+    Unseen("websockets", _SOCKETS),
+    Unseen("websocket", _SOCKETS),
     Unseen("grpc", "gRPC is not metered; Google's clients take transport='rest'"),
     Unseen("pycurl", _CLIENT),
     Unseen("urllib3", _CLIENT),
@@ -117,18 +126,21 @@ _GOOGLE: Final = Unseen(
 def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     """Return the loaded (else the installed) libraries that send past our transports.
 
-    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it sends to nodes of a chain. So
+    Libraries that web3 loads itself (requests, aiohttp, websockets) are left out if web3 is loaded: it sends to nodes of a chain. So
     are those that OpenTelemetry's exporter loads.
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
-    ours: set[str] = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
+    ours: set[str] = {"requests", "aiohttp", "urllib3", "websockets"} if "web3" in sys.modules else set()
     if "opentelemetry.exporter.otlp.proto.http" in sys.modules:
         ours = {*ours, "requests", "urllib3"}  # it sends to a collector
     if {"openai", "anthropic"} & sys.modules.keys():
         ours = {*ours, "aiohttp"}  # they load it, but their clients are httpx2's, and seen
-    if "requests" in sys.modules:
-        ours = {*ours, "urllib3"}  # one name is enough
+    # google-genai loads websockets for its live API, which its clients open only by name.
+    for whole, part in (
+        ("requests", "urllib3"), ("boto3", "botocore"), ("botocore", "urllib3"), ("google.genai", "websockets"),
+    ):  # fmt: skip
+        ours = {*ours, part} if whole in sys.modules else ours  # one name is enough
     found = [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]
     if {"google.genai", "aiohttp"} <= sys.modules.keys():
         found.append(_GOOGLE)

@@ -19,7 +19,7 @@ from x402guard.llm.ceiling import Ceiling, most_possible, most_tokens
 from x402guard.llm.content import kind_of
 from x402guard.llm.dearest import WINDOW, dearest_parts, unread_cost
 from x402guard.llm.rates import Rates, billed_rates, find_model, whole_nanos
-from x402guard.llm.request import Call
+from x402guard.llm.request import Call, output_kinds
 from x402guard.llm.settings import Metering
 from x402guard.llm.tool_costs import container_cost, own_tools, pictured, rates_of_other
 from x402guard.llm.tools_used import UNITS, tools_run
@@ -155,6 +155,7 @@ def price_stated(call: Call, rates: Rates, settings: Metering, stated: Stated, m
     Raises ``Impossible`` for counts that contradict each other.
     """
     rates, note = billed_rates(call, rates, settings, stated.context, us_only=stated.us_only)
+    stated = _with_kinds(call, rates, stated)
     if stated.charged is not None:
         return PricedUsage(stated, whole_nanos(stated.charged), rates, Nanos(0), "")
     unpriced = tuple(_unpriced(rates, stated))
@@ -170,6 +171,16 @@ def price_stated(call: Call, rates: Rates, settings: Metering, stated: Stated, m
         raise Impossible(str(error)[:200]) from error
     note = note or (NOT_READ if stated.unread else "")
     return PricedUsage(stated, Nanos(whole_nanos(dollars) + whole_nanos(unread)), rates, whole_nanos(unread), note)
+
+
+def _with_kinds(call: Call, rates: Rates, stated: Stated) -> Stated:
+    """Return a usage whose output is of the dearest kind that the request asks for, where the answer does not say its kinds."""
+    out = stated.usage.get("output_tokens", 0)
+    units = {f"output_{kind}_tokens" for kind in output_kinds(call)} & rates.priced.units
+    if not units or stated.splits_output or not out or stated.rounds:
+        return stated
+    dearest = max(units, key=lambda unit: rates.dollars({"output_tokens": out, unit: out}))
+    return replace(stated, usage={**stated.usage, dearest: out})
 
 
 def _most(call: Call, ceiling: Ceiling, read: _Read) -> Nanos:

@@ -52,7 +52,8 @@ def _like(provider: str, asked: str, book: PriceBook, at_unix: int) -> tuple[str
         if known is not None and base in _TUNED_FACTORS:
             return base, _TUNED_FACTORS[base], known
     family = book.family(provider, asked, at_unix)
-    return None if family is None else (family.model, "", family)
+    known = None if family is None else book.find(provider, family, at_unix)
+    return None if family is None or known is None else (family, "", known)
 
 
 def _shown(book: PriceBook, priced: PricedModel, factor: str) -> str:

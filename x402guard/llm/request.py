@@ -244,6 +244,17 @@ def _predicted(sent: Mapping[str, Any]) -> int:
     return len(str(prediction).encode("utf-8", "surrogatepass")) if prediction is not None else 0
 
 
+def output_kinds(call: Call) -> set[str]:
+    """Return the kinds of output, beside text, that a request asks for: ``audio``, ``image``."""
+    found = {"audio"} if call.speaks else set()
+    for outer in ("generationConfig", "generation_config") if call.route.flavour == "gemini" else ():
+        config = call.body.get(outer)
+        for inner in ("responseModalities", "response_modalities"):
+            listed = config.get(inner) if isinstance(config, dict) else None
+            found |= {str(each).lower() for each in listed} if isinstance(listed, list) else set()
+    return found & {"audio", "image"}
+
+
 def asked_tokens(call: Call) -> int:
     """Return the most tokens that a request to Gemini asks for one picture (``mediaResolution.numTokens``); 0 for none."""
     found, pending = 0, list[Any]([call.body])

@@ -52,6 +52,7 @@ class Stated(Struct, frozen=True):
         usage: counts by unit of the price book, for the model that was asked.
         rounds: the same counts by request to that model, where the answer is several; prices go by the size of each.
         others: what other models have used.
+        splits_output: True if the answer says of which kind its output is: text, sound or pictures.
         fees: dollars of tools that have a list price and no unit in the book.
         context: the price tiers it was billed at, as far as stated.
         charged: the dollars that the gateway states it charged, or None.
@@ -69,6 +70,7 @@ class Stated(Struct, frozen=True):
     rounds: tuple[Usage, ...] = ()
     others: tuple[Part, ...] = ()
     fees: Decimal = Decimal(0)
+    splits_output: bool = False
 
     @property
     def all_usage(self) -> Usage:
@@ -131,6 +133,7 @@ def read_usage(
         unread=(*unread, *more_unread),
         rounds=(*usages, _difference(usage, _summed(usages))) if len(usages) > 1 and not repaired else (),
         others=parts,
+        splits_output=_splits_output(stated),
         fees=maps_cost(call, answer)[0] if flavour == "gemini" else Decimal(0),
     )
 
@@ -269,6 +272,14 @@ def _kept_an_hour(stated: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         "cache_creation": {_HOUR: _whole(stated.get("cache_creation_input_tokens")), "ephemeral_5m_input_tokens": 0}
     }
+
+
+def _splits_output(stated: Mapping[str, Any]) -> bool:
+    """True if a usage says the kind of its output, also as zero."""
+    if stated.get("candidatesTokensDetails"):
+        return True
+    details = (_object(stated.get(name)) for name in ("completion_tokens_details", "output_tokens_details"))
+    return any(f"{kind}_tokens" in each for each in details for kind in ("text", "audio", "image"))
 
 
 def _parts_of(

@@ -186,16 +186,17 @@ class GenaiPriceBook:
         others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]
         return f"it is {others[0]}'s." if others else None
 
-    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """Return the prices of the most similar model (see ``PriceBook``)."""
+    def family(self, provider: str, model: str, at_unix: int) -> str | None:
+        """Return the name of the most similar model (see ``PriceBook``)."""
         from difflib import get_close_matches  # for an error
 
         near = get_close_matches(model, [name for home, name in self.names() if home == provider], n=5, cutoff=0.75)
-        found = [priced for name in near if (priced := self.find(provider, name, at_unix)) is not None]
-        for_text = [priced for priced in found if {"input_tokens", "output_tokens"} <= priced.units]
-        one: Usage = {"input_tokens": 1, "output_tokens": 1}
-        dearest = max(for_text, key=lambda priced: self.cost(priced, one, {}), default=None)
-        return self.dearest(provider, at_unix) if dearest is None else dearest
+        for name in near:
+            found = self.find(provider, name, at_unix)
+            if found is not None and {"input_tokens", "output_tokens"} <= found.units:
+                return name
+        dearest = self.dearest(provider, at_unix)
+        return None if dearest is None else dearest.model
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""

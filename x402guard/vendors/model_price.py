@@ -26,11 +26,10 @@ UNITS: Final = frozenset(
     {
         *(f"{kind}{end}_tokens" for kind in ("input", "output") for end in ("", "_text", "_audio", "_image", "_video")),
         *(f"cache{kind}_read_tokens" for kind in ("", "_text", "_audio", "_image", "_video")),
-        *(f"cache{kind}_write{keep}_tokens" for kind in ("", "_text", "_audio", "_image", "_video")
-          for keep in ("", "_5m", "_1h")),
-        "cache_write_12h_tokens", "input_tool_tokens", "output_reasoning_tokens", "output_citation_tokens",
+        "cache_write_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens",
+        "cache_write_12h_tokens",
         "input_characters", "audio_seconds", "input_audio_seconds", "output_audio_seconds", "input_images", "input_pixels",
-        "input_document_pages", "input_annotated_document_pages", "rerank_searches", "web_searches", "social_searches",
+        "input_document_pages", "rerank_searches", "web_searches", "social_searches",
         "storage_searches", "code_executions", "requests",
     }
 )  # fmt: skip
@@ -117,6 +116,7 @@ class ModelPrice:
         prices = {unit: price / _PER for unit, price in zip(_NAMED.values(), plain, strict=True)}
         prices |= {_unit(f"units.{name}", name): _each("units", name, price)
                    for name, price in _mapping("units", self.units).items()}  # fmt: skip
+        prices = _with_parts(prices)
         table: dict[str, Tiers] = {unit: ((0, price),) for unit, price in prices.items()}
         for start, more in sorted((_start(start), more) for start, more in (self.above or {}).items()):
             known = {_unit(f"above[{start}].{name}", _NAMED.get(name, name)): name for name in _mapping("above", more)}
@@ -175,6 +175,35 @@ def scaled(table: PriceTable, standard: PriceTable, dearer: PriceTable) -> Price
             for start, price in tiers
         )
     return found
+
+
+def _with_parts(given: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """Return prices with those that the book wants beside them: of what a unit is a part of, or has in common with another.
+
+    What is not said costs the dearer of the two.
+    """
+    prices = dict(given)
+    if prices.keys() & {"input_audio_seconds", "output_audio_seconds"}:
+        prices.setdefault(
+            "audio_seconds", max(prices.get(f"{way}_audio_seconds", Decimal(0)) for way in ("input", "output"))
+        )
+    if any(unit.startswith("cache_write_") for unit in prices):
+        prices.setdefault("cache_write_tokens", prices["input_tokens"])
+    for kind in ("text", "audio", "image", "video"):
+        whole, read, written = (
+            f"{name}_tokens" for name in (f"input_{kind}", f"cache_{kind}_read", f"cache_{kind}_write")
+        )
+        if read in prices:
+            prices.setdefault(whole, prices["input_tokens"])
+        if whole in prices:
+            prices.setdefault(read, max(prices[whole], prices["cache_read_tokens"]))
+            if "cache_write_tokens" in prices:
+                prices.setdefault(written, max(prices[whole], prices["cache_write_tokens"]))
+            for keep in ("5m", "1h"):
+                if f"cache_write_{keep}_tokens" in prices:
+                    longer = f"cache_{kind}_write_{keep}_tokens"
+                    prices.setdefault(longer, max(prices[whole], prices[f"cache_write_{keep}_tokens"]))
+    return prices
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:

@@ -56,10 +56,10 @@ class RegisteredBook:
         asked: Callable[[str, str], str | None] | None = getattr(self.book, "suggest", None)
         return None if asked is None else asked(provider, model)
 
-    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """Return the prices of the most similar model (see ``PriceBook``)."""
-        asked: Callable[[str, str, int], PricedModel | None] | None = getattr(self.book, "family", None)
-        return self.dearest(provider, at_unix) if asked is None else asked(provider, model, at_unix)
+    def family(self, provider: str, model: str, at_unix: int) -> str | None:
+        """Return the name of the most similar model (see ``PriceBook``)."""
+        asked: Callable[[str, str, int], str | None] | None = getattr(self.book, "family", None)
+        return None if asked is None else asked(provider, model, at_unix)
 
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """Return the prices without the session's. For an unknown dated name that it prices, use the base model's."""
@@ -264,8 +264,8 @@ class PriceBook(Protocol):
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a sentence with a hint for an unknown name, or None."""
 
-    def family(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """Return the dearest of the provider's models with a similar name at *at_unix*, or its dearest one of all."""
+    def family(self, provider: str, model: str, at_unix: int) -> str | None:
+        """Return the name of the provider's text model that is the most similar one, or its dearest; None for no model."""
 
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return the provider's dearest model for text at *at_unix* (unix seconds); None if the book lists none."""

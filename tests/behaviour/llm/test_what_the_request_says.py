@@ -74,3 +74,44 @@ def test_the_cached_tokens_of_moonshot_cost_what_cached_ones_do():
     cached, told = booked(url, asks("kimi-k2-0905-preview"), {**usage, "cached_tokens": 8_000}, **CHAT_DONE)
     assert cached < plain
     assert told == []
+
+
+SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+TEXT_ONLY = {"completion_tokens_details": {"audio_tokens": 0, "text_tokens": 200}}
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "details", "a_million"),
+    [  # gpt-audio: text 10, sound 64 dollars a million of output
+        ("gpt-audio", SPEAKS, {}, 64),
+        ("gpt-audio", SPEAKS, TEXT_ONLY, 10),
+        ("gpt-audio", SPEAKS, {"completion_tokens_details": {"audio_tokens": 100}}, 37),
+        ("gpt-audio", {}, {}, 10),
+    ],
+)
+def test_an_output_whose_kind_is_not_stated_is_the_dearest_that_was_asked_for(model, more, details, a_million):
+    asked, url = asks(model, **more), f"{OPENAI}/chat/completions"
+    amount, told = booked(url, asked, {"prompt_tokens": 100, "completion_tokens": 200, **details}, **CHAT_DONE)
+    assert (amount, told) == (100 * 2_500 + 200 * a_million * 1_000, [])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "details", "a_million"),
+    [
+        (["TEXT", "IMAGE"], [], 120),
+        (["TEXT"], [], 12),
+        (["TEXT", "IMAGE"], [{"modality": "TEXT", "tokenCount": 50}], 12),
+    ],
+)
+def test_a_picture_of_geminis_that_is_not_stated_as_one_is_billed_as_one(kinds, details, a_million):
+    url = "https://generativelanguage.googleapis.com/v1beta/models/gemini-3-pro-image-preview:generateContent"
+    config = {"maxOutputTokens": 10_000, "responseModalities": kinds}
+    asked = {"contents": [{"parts": [{"text": "draw " * 200}]}], "generationConfig": config}
+    usage = {
+        "promptTokenCount": 100,
+        "candidatesTokenCount": 50,
+        "totalTokenCount": 150,
+        "candidatesTokensDetails": details,
+    }
+    amount, _ = booked(url, asked, usage, field="usageMetadata", candidates=[{"finishReason": "STOP"}])
+    assert amount == 100 * 2_000 + 50 * a_million * 1_000

@@ -1,5 +1,7 @@
 """Which request is an LLM call: host and path decide the provider and the shape; what nobody can price is refused."""
 
+from decimal import Decimal
+
 import httpx
 import pytest
 
@@ -9,7 +11,8 @@ from x402guard.http.request import Incoming, describe_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.settings import place_of
-from x402guard.vendors.routes import Route
+from x402guard.vendors.regions import region_factor
+from x402guard.vendors.routes import Route, find_endpoint
 
 OPENAI = "https://api.openai.com"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-pro"
@@ -307,3 +310,44 @@ def test_a_place_with_a_fixed_price_costs_that_whatever_it_would_cost_else():
     assert classified(f"{OPENAI}/v1/videos", fixed_prices=prices).amount == 2_000_000_000
     assert shape(classified(f"{OPENAI}/v1/responses", fixed_prices=prices)) == ("openai", "responses", None)
     assert classified(f"{OPENAI}/v1/videos", "GET", fixed_prices=prices) is None
+
+
+REGIONS = {  # documented hosts → the factor of a model that has one
+    "openai gpt-6-sol 1.1": ["us", "eu", "ae", "au", "in", "jp", "ca", "sg", "kr", "gb"],
+    "google gemini-3.5-flash 1.1": ["us-central1", "europe-west4", "asia-northeast1", "me-central2"],
+}
+HOSTS_OF_REGIONS = [
+    *(("openai", f"{region}.api.openai.com", "gpt-6-sol", "1.1") for region in REGIONS["openai gpt-6-sol 1.1"]),
+    *(("openai", f"{region}.api.openai.com", "gpt-5.2", "1") for region in REGIONS["openai gpt-6-sol 1.1"]),
+    ("openai", "mtls-us.api.openai.com", "gpt-6-sol", "1.1"),
+    ("openai", "gov.api.openai.com", "gpt-3.5-turbo", "1.1"),
+    *(
+        ("google", f"{region}-aiplatform.googleapis.com", "gemini-3.5-flash", "1.1")
+        for region in REGIONS["google gemini-3.5-flash 1.1"]
+    ),
+    ("google", "aiplatform.eu.rep.googleapis.com", "claude-sonnet-4-5@20250929", "1.1"),
+    ("google", "us-east5-aiplatform.googleapis.com", "claude-opus-4-1@20250805", "1"),
+    ("google", "us-central1-aiplatform.mtls.googleapis.com", "gemini-3.8-flash", "1.1"),
+    ("google", "us-central1-aiplatform.googleapis.com", "gemini-2.5-pro", "1"),
+    ("google", "aiplatform.googleapis.com", "gemini-3.8-flash", "1"),
+    ("mistral", "api.eu.mistral.ai", "mistral-large-latest", "1.1"),
+    ("mistral", "api.us.mistral.ai", "codestral-latest", "1.1"),
+    ("x-ai", "us.api.x.ai", "grok-4.6", "1.1"),
+    ("x-ai", "eu-west-1.api.x.ai", "grok-4.6", "1.1"),
+    ("together", "us-api.together.ai", "openai/gpt-oss-120b", "1.25"),
+    ("together", "ca-api.together.ai", "openai/gpt-oss-120b", "1.25"),
+    ("fireworks", "us.api.fireworks.ai", "any", "1"),
+    ("openrouter", "eu.openrouter.ai", "any", "1"),
+    ("aws", "bedrock-runtime.eu-central-1.amazonaws.com", "any", "1"),
+    ("aws", "bedrock-runtime-fips.us-gov-west-1.amazonaws.com", "any", "1"),
+    ("aws", "bedrock-mantle.us-east-1.api.aws", "any", "1"),
+    ("anthropic", "aws-external-anthropic.us-east-1.api.aws", "any", "1"),
+]
+
+
+@pytest.mark.parametrize(("provider", "host", "model", "factor"), HOSTS_OF_REGIONS)
+def test_a_documented_host_of_a_region_is_metered_with_its_factor(provider, host, model, factor):
+    endpoint = find_endpoint(host, "/v1/chat/completions", ())
+    assert endpoint is not None
+    assert endpoint.provider == provider
+    assert region_factor(endpoint, model) == Decimal(factor)

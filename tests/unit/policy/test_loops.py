@@ -23,7 +23,8 @@ class Run:
     """A run's small rows, and a clock: each step is judged, and noted where nothing is said against it."""
 
     def __init__(self, **settings):
-        self.loop, self.rows, self.now_ms = Loop(latch_after=1, **settings), {}, START_MS
+        # What repeats without a clock is for tests/behaviour/guards/test_slow_loops.py.
+        self.loop, self.rows, self.now_ms = Loop(latch_after=1, repeats=1_000, **settings), {}, START_MS
 
     def view(self, keys):
         return LedgerView.of_marks(self.now_ms, {key: self.rows[key] for key in keys if key in self.rows})
