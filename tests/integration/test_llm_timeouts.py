@@ -189,7 +189,7 @@ def test_llm_hosts_that_ask_for_a_payment_get_it_with_no_place_but_their_own(ser
         )
 
     server.answers[server.at] = answer
-    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=at_once))
+    policy = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=at_once, per_llm_host=at_once))
     store = open_store("memory://")
     with metered(store=store, endpoints={f"{server.url}/v1": "openai"}, guard={"policy": policy}) as session:
         came = anyio.run(_all_at_once, way, session, server, at_once)

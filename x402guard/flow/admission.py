@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of, shown_host
 
 BUSY: Final = "bulkhead"
+WAITED: Final = "slot_waited"
 LONGEST_WAIT_S: Final = 300  # for a slot; then the call is refused
 _MAX_BEHIND_MS: Final = 60_000
 
@@ -69,6 +70,7 @@ class Seat:
     def __init__(self, kind: HoldKind, name: str, begun: str = "") -> None:
         self._kind, self._name, self._begun = kind, name, begun
         self.slot: Slot | None = None
+        self.waited: Mapping[str, Any] | None = None
 
     def take(self, context: Context) -> Flow[Refusal | None]:
         """Wait for a slot. Returns the refusal if none is free in time. In shadow mode no call waits, and none is taken."""
@@ -77,10 +79,14 @@ class Seat:
             return None
         self.leave()
         where, most = slot
-        self.slot = yield TakeSlot(f"{run_of(context.node_id)} {where}", most, LONGEST_WAIT_S)
-        if self.slot is not None:
-            return None
         shown = where if self._kind is HoldKind.TOOL else shown_host(self._name, self._begun)
+        message = f"a call waits for a slot of {shown}: {most} of the run are under way there (policy.bulkhead)"
+        told = Notice(WAITED, "warning", message, session=context.node_id, facts={"place": shown, "slots": most})
+        self.slot = yield TakeSlot(f"{run_of(context.node_id)} {where}", most, LONGEST_WAIT_S, told)
+        if self.slot is not None:
+            seconds = int(self.slot.waited_s)
+            self.waited = {"name": WAITED, "place": shown, "seconds": seconds} if seconds else None
+            return None
         return Refusal(
             BUSY,
             f"{most} {'call' if most == 1 else 'calls'} of {shown} may be under way at once, and no slot was free in time "
@@ -205,7 +211,10 @@ def _held(
                 raise (yield from no(full))
             seated = True
         try:
-            decided: T | Unasked | Refusal | None = yield Transact(scope, partial(_shown, change, consented))
+            waited = None if seat is None else seat.waited
+            decided: T | Unasked | Refusal | None = yield Transact(
+                scope, partial(_shown, change, consented, context, waited)
+            )
         except GeneratorExit:
             raise
         except BaseException as error:  # also a time limit that a signal handler raises, as job queues have
@@ -254,5 +263,14 @@ def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
     )
 
 
-def _shown(change: Callable[[LedgerView, Consented], T], consented: Consented, view: LedgerView) -> T:
-    return change(view, consented)
+def _shown(
+    change: Callable[[LedgerView, Consented], T],
+    consented: Consented,
+    context: Context,
+    waited: Mapping[str, Any] | None,
+    view: LedgerView,
+) -> T:
+    decided = change(view, consented)
+    if waited is not None and not isinstance(decided, Refusal | Unasked):
+        view.record(context.node_id, "event", facts=waited)  # a report says how long its calls waited for a slot
+    return decided

@@ -31,6 +31,7 @@ class TakenSlot:
         inside: of a slot above the number: those of the calls around its call.
         waits: how many calls inside its call wait for a slot, or have one above the number: it does nothing itself.
         waits_for: the places where they wait.
+        waited_s: how long its call waited for it.
     """
 
     def __init__(self, slots: Slots, where: str, inside: Iterable[TakenSlot] = ()) -> None:
@@ -38,6 +39,7 @@ class TakenSlot:
         self.inside = inside
         self.waits = 0
         self.waits_for: list[str] = []
+        self.waited_s = 0.0
         self._lock = threading.Lock()
         self._left = False  # the last: Ctrl-C may end this method before
 
@@ -110,6 +112,7 @@ class _Waiting:
     def __init__(self, wake: Callable[[], None], most: int) -> None:
         self.wake, self.most = wake, most
         self.granted = self.is_extra = False
+        self.since_s = time.monotonic()
         self.inside: WeakSet[TakenSlot] | tuple[()] = ()
 
 
@@ -251,6 +254,7 @@ class Slots:
         with self._lock:
             if waiting.granted:
                 slot = TakenSlot(self, where, list(waiting.inside) if waiting.is_extra else ())
+                slot.waited_s = time.monotonic() - waiting.since_s
                 if where not in self._holders:
                     self._holders[where] = WeakSet()
                 self._holders[where].add(slot)
@@ -261,14 +265,14 @@ class Slots:
             slot.leave()
         return slot
 
-    def enter(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
-        """Return one of *most* slots, or None if none is free within *wait_s* seconds."""
+    def enter(self, where: str, most: int, wait_s: float, late: Callable[[], None] | None = None) -> TakenSlot | None:
+        """Return one of *most* slots, or None if none is free within *wait_s* seconds. Calls *late* after a second of them."""
         # No Event: it has a lock, and a finalizer may wake this thread while the thread has that.
         woken: SimpleQueue[None] = SimpleQueue()
         waiting = self._try(where, most, lambda: woken.put(None))
         keep = False
         try:
-            for left_s in self._looks(waiting, wait_s):
+            for left_s in self._looks(waiting, wait_s, late):
                 with suppress(Empty):
                     woken.get(timeout=left_s)
             keep = True
@@ -276,13 +280,15 @@ class Slots:
             slot = self._end(where, waiting, keep=keep)
         return slot
 
-    async def enter_async(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
+    async def enter_async(
+        self, where: str, most: int, wait_s: float, late: Callable[[], None] | None = None
+    ) -> TakenSlot | None:
         """Do the same, awaited."""
         event = Wakeable()
         waiting = self._try(where, most, event.set)
         keep = False
         try:
-            for left_s in self._looks(waiting, wait_s):
+            for left_s in self._looks(waiting, wait_s, late):
                 with suppress(TooLate):
                     await within(left_s, event.wait)
             keep = True
@@ -290,7 +296,7 @@ class Slots:
             slot = self._end(where, waiting, keep=keep)
         return slot
 
-    def _looks(self, waiting: _Waiting, wait_s: float) -> Iterator[float]:
+    def _looks(self, waiting: _Waiting, wait_s: float, late: Callable[[], None] | None) -> Iterator[float]:
         """Look for slots that were lost, and yield how many seconds to wait for another one, until one is granted or it is late.
 
         What holds a slot may be an error that is kept in its own frame. To search for those takes long in a large program.
@@ -307,4 +313,6 @@ class Slots:
             if waiting.granted or left_s <= 0:
                 return
             yield min(_LOOK_S, left_s)
+            if is_first and late is not None and not waiting.granted and wait_s > _LOOK_S:
+                late()
             is_first = False

@@ -113,7 +113,7 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 _kept(exchange, None)  # release the previous slot first, so a flow never waits while it holds one
                 # A blocking call on the thread of an event loop would keep the loop's other calls from ending.
                 wait_s = 0 if in_event_loop() else effect.wait_s
-                answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, wait_s))
+                answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, wait_s, _late(effect, shell)))
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
             elif isinstance(effect, Checkpoint):
@@ -151,7 +151,8 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 answer = await _needed(exchange).peek(effect)
             elif isinstance(effect, TakeSlot):
                 _kept(exchange, None)
-                answer = _kept(exchange, await shell.slots.enter_async(effect.where, effect.most, effect.wait_s))
+                late = _late(effect, shell)
+                answer = _kept(exchange, await shell.slots.enter_async(effect.where, effect.most, effect.wait_s, late))
             elif isinstance(effect, Ask):
                 answer = await _ask_async(effect, shell)
             elif isinstance(effect, Checkpoint):
@@ -411,6 +412,11 @@ def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
 
     # One pool per ledger, so that none waits for another; and per process: a fork has none of its parent's threads.
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
+
+
+def _late(effect: TakeSlot, shell: Shell) -> Callable[[], None] | None:
+    """Return what says that a call waits for a slot."""
+    return None if effect.told is None else partial(shell.notifier.notify, (effect.told,))
 
 
 def _is_inline(effect: Effect, shell: Shell) -> bool:

@@ -15,7 +15,9 @@ from x402guard.ledger.findings import Finding, Unreadable
 
 
 class Slot(Protocol):
-    """A slot of a bulkhead: one call under way at a host or tool."""
+    """A slot of a bulkhead: one call under way at a host or tool. ``waited_s``: how long its call waited for it."""
+
+    waited_s: float
 
     def leave(self) -> None:
         """Release it to the next call that waits. May be called twice."""

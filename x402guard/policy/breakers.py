@@ -165,7 +165,8 @@ class Bulkhead:
     """How many calls to one host, or uses of one tool, a run may have under way in this process; the others wait for a slot.
 
     Args:
-        per_host: payments and LLM calls to one host (1 to 10,000); None for no limit.
+        per_host: payments to one host (1 to 10,000); None for no limit.
+        per_llm_host: LLM calls to one host (1 to 10,000); by default None, for no limit: a vendor limits them itself.
         per_tool: uses of one decorated tool (1 to 10,000); None for no limit.
 
     Raises ``ConfigError`` naming the setting.
@@ -173,9 +174,10 @@ class Bulkhead:
 
     per_host: int | None = 8
     per_tool: int | None = 8
+    per_llm_host: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("per_host", "per_tool"):
+        for name in ("per_host", "per_tool", "per_llm_host"):
             check_whole(f"policy.bulkhead.{name}", getattr(self, name), 1, 10_000, optional=True)
 
 
@@ -183,5 +185,9 @@ def slot_of(bulkhead: Bulkhead | None, kind: HoldKind, name: str) -> tuple[str, 
     """Return the name and the number of the slots that a call needs one of; None if it needs none."""
     if bulkhead is None:
         return None
-    what, most = ("tool", bulkhead.per_tool) if kind is HoldKind.TOOL else ("host", bulkhead.per_host)
+    what, most = {
+        HoldKind.TOOL: ("tool", bulkhead.per_tool),
+        HoldKind.LLM: ("LLM host", bulkhead.per_llm_host),
+        HoldKind.PAYMENT: ("host", bulkhead.per_host),
+    }[kind]
     return None if most is None else (f"{what} {name}", most)

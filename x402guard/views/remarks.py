@@ -69,14 +69,21 @@ def _allowances(rows: Iterable[Mapping[str, Any]]) -> Iterable[Remark]:
 
 
 def _of_events(events: Sequence[Mapping[str, Any]]) -> list[Remark]:
-    found = []
+    found, waits = [], dict[str, list[int]]()
     for facts in events:
         name = facts.get("name")
         if name == "unmetered":
             fix = "add its host to Metering(endpoints=…), or list it as free"
             found.append(Remark("unmetered", f"{facts['place']} looks like an LLM call but is not held: {fix}"))
+        elif name == "slot_waited":
+            waits.setdefault(str(facts["place"]), []).append(int(facts["seconds"]))
         elif name in ("spend_spike", "token_spike"):
             found.append(Remark("spike", str(facts["reason"])))
+    for place, seconds in waits.items():
+        calls = "1 call" if len(seconds) == 1 else f"{len(seconds)} calls"
+        found.append(
+            Remark("waited", f"{calls} waited for a slot of {place}, the longest {max(seconds)} s (policy.bulkhead)")
+        )
     found = found[-_MOST:]
     answers = [facts for facts in events if facts.get("name") == "approval"]
     if answers:

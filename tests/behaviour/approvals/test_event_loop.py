@@ -91,7 +91,7 @@ def test_a_task_that_is_cancelled_while_it_waits_holds_nothing_and_leaves_its_pl
     person, shop = Person(), Shop()
 
     async def go():
-        policy = asks(bulkhead=Bulkhead(per_host=1, per_tool=1))
+        policy = asks(bulkhead=Bulkhead(per_host=1, per_tool=1, per_llm_host=1))
         async with make_guard(ledger_url, policy=policy, approver=person) as guard:
             async with guard.session("s", budget="$1", tokens=5_000) as session:
                 async with anyio.create_task_group() as tasks:
@@ -176,7 +176,7 @@ def test_a_question_about_one_call_does_not_keep_others_from_that_host(backend):
     person = Person()
 
     async def go():
-        policy = asks(bulkhead=Bulkhead(per_host=1))
+        policy = asks(bulkhead=Bulkhead(per_host=1, per_llm_host=1))
         async with make_guard(policy=policy, approver=person) as guard, guard.session("s", budget="$1") as session:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pays, session, Shop())

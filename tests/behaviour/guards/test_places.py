@@ -15,7 +15,7 @@ from tests.support.merchant import URL, Shop, async_client, b64, client, make_gu
 from x402guard import Breaker, Bulkhead, CircuitOpen, Policy
 from x402guard.flow.detached import Aside, TooLate
 
-ONE = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1))
+ONE = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1, per_llm_host=1))
 PAID = {"PAYMENT-RESPONSE": b64(receipt())}
 
 

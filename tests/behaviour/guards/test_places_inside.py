@@ -20,7 +20,9 @@ WAIT_S = 5  # far below the five minutes of a slot
 
 
 def opened(most):
-    return make_guard(policy=Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=most, per_tool=most)))
+    return make_guard(
+        policy=Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=most, per_tool=most, per_llm_host=most))
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -277,7 +277,7 @@ def test_settings_of_a_breaker_are_checked(name, value):
         Breaker(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["per_host", "per_tool"])
+@pytest.mark.parametrize("name", ["per_host", "per_tool", "per_llm_host"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", 10_001])
 def test_settings_of_a_bulkhead_are_checked(name, value):
     with pytest.raises(ConfigError, match=rf"policy\.bulkhead\.{name}"):
@@ -288,7 +288,8 @@ def test_settings_of_a_bulkhead_are_checked(name, value):
     ("bulkhead", "kind", "slot"),
     [
         (Bulkhead(), HoldKind.TOOL, ("tool x", 8)),
-        (Bulkhead(per_host=3), HoldKind.LLM, ("host x", 3)),
+        (Bulkhead(per_host=3), HoldKind.LLM, None),
+        (Bulkhead(per_llm_host=3), HoldKind.LLM, ("LLM host x", 3)),
         (Bulkhead(per_host=3), HoldKind.PAYMENT, ("host x", 3)),
         (Bulkhead(per_tool=None), HoldKind.TOOL, None),
         (Bulkhead(per_host=None), HoldKind.LLM, None),

@@ -192,7 +192,7 @@ def _policy(draws: Draws, network: str, flavour: Flavour) -> Policy:
     return Policy(
         per_payment_cap=draws.pick((None, "$0.09")), networks=[network], max_lifetime_s=draws.pick((60, 300)),
         breaker=draws.pick((None, Breaker(), Breaker(failures=1, rest_s=5))),
-        bulkhead=draws.pick((None, Bulkhead(), Bulkhead(per_host=1))),
+        bulkhead=draws.pick((None, Bulkhead(), Bulkhead(per_host=1, per_llm_host=1))),
         loop=draws.pick((None, Loop())), spike=draws.pick((None, Spike(action="trip"), Spike())),
         velocity=draws.pick((None, Velocity(dollars_per_minute="$0.20"), Velocity(calls_per_minute=5))),
         repeat=draws.pick(("allow", "allow", "ask", "refuse")), payee_change=draws.pick(("allow", "refuse")),
