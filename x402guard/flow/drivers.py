@@ -425,7 +425,7 @@ def _is_inline(effect: Effect, shell: Shell) -> bool:
         case Transact():
             return shell.store.inline
         case Compute(_, quick):
-            return quick and shell.store.inline
+            return quick  # it reads no store, whatever kind that is
         case Sign():
             # Signing reads the hold's row first, so it is as quick as the store is.
             return shell.signer is None or (shell.signer.inline and shell.store.inline)

@@ -292,6 +292,13 @@ class Guard(BudgetParent):
         async with session:
             yield session
 
+    def warm(self) -> None:
+        """Load the prices of models and OpenAI's vocabulary, which the first LLM call would load: a quarter of a second.
+
+        Blocks; call it before a service takes requests, or in a thread. ``install`` does it in a thread.
+        """
+        self.meter.warm()
+
     def reconcile(self) -> Reconciliation:
         """Ask the chains about every unproven payment, and compare what left the wallet with the ledger.
 

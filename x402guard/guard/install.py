@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, get_args
 
 import httpx
@@ -80,6 +81,8 @@ def install(
             allow = refuse_aiohttp(IN_CONTEXT, guard.meter)
             IN_CONTEXT.installed = session
             _installed = _Installation(guard, owned, session, _patch(IN_CONTEXT, on_refusal), allow)
+            with suppress(RuntimeError):  # no thread can start: the first LLM call loads what it needs
+                threading.Thread(target=guard.warm, name="x402guard-warm", daemon=True).start()
         except BaseException:
             IN_CONTEXT.installed = None
             if owned:

@@ -105,6 +105,13 @@ class BudgetParent:
         """
         return open_budget(self._basis, self._node_id, name, limit, per=per, tz=tz)
 
+    async def abudget(
+        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str | None = None
+    ) -> NamedBudget:
+        """Do the same as ``budget``, off the event loop."""
+        opening = partial(open_budget, self._basis, self._node_id, name, limit, per=per, tz=tz)
+        return await finish_change(opening, self._basis.shell, lambda _: None)
+
 
 def _close_late(session: Session) -> None:
     """Close a session that has opened after its task was cancelled. Its ledger may be closed by now."""
@@ -148,5 +155,15 @@ def open_budget(
         window=window,
         soft=basis.context.policy.soft_parts,
     )
-    transact_now(basis.shell, opening_scope(request), lambda view: open_node(view, request))
+    if not _is_known(basis, request):
+        transact_now(basis.shell, opening_scope(request), lambda view: open_node(view, request))
     return NamedBudget(basis, node_id, name)
+
+
+def _is_known(basis: Basis, request: NodeRequest) -> bool:
+    """True if a budget stands in the ledger as it is asked for: then to open it again would write nothing."""
+    for node in basis.shell.store.path(request.id)[:1]:
+        stands = (node.parent_id, node.kind, node.window, node.soft)
+        asked = (request.parent_id, request.kind, request.window, node.soft if request.soft is None else request.soft)
+        return stands == asked and request.limit in (None, node.limit)
+    return False

@@ -124,10 +124,11 @@ def called(
         if isinstance(price, Refusal):
             raise (yield from refused(context, price))
         return (yield from _fixed(request, price, upload, context, partial(bill_listed, meter, route, price)))
-    ready = yield Compute(
-        partial(_prepare, route, upload, context=context, request=request, meter=meter),
-        quick=_is_quick(meter, upload.body),
-    )
+    quick = _is_quick(meter, upload.body)
+    prepare = partial(_prepare, route, upload, context=context, request=request, meter=meter)
+    ready = yield Compute(partial(prepare, quick=quick), quick=quick)
+    if ready is None:
+        ready = yield Compute(partial(prepare, quick=False), quick=False)
     if isinstance(ready, Refusal):
         raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
@@ -166,11 +167,14 @@ def _is_quick(meter: Meter, body: bytes | None) -> bool:
 
 
 def _prepare(
-    route: Route, upload: Upload, now_ms: int, *, context: Context, request: RequestFacts, meter: Meter
-) -> _Ready | Refusal:
+    route: Route, upload: Upload, now_ms: int, *, context: Context, request: RequestFacts, meter: Meter, quick: bool
+) -> _Ready | Refusal | None:
+    """Return the call with its ceiling; None if that is not *quick*, because a vocabulary has to be loaded first."""
     call = read_call(route, upload.body, upload.encoding, upload.tier)
     if isinstance(call, Refusal):
         return call
+    if quick and meter.loads(route.provider, meter.settings.aliases.get(call.model, call.model)):
+        return None
 
     def price(asked: Call) -> Ceiling | Refusal:
         return find_ceiling(asked, meter.settings, meter.book, meter.counter, now_ms // 1000)

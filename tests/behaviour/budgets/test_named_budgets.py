@@ -388,3 +388,30 @@ def test_a_jump_of_a_year_spoils_no_budget_that_is_opened_meanwhile(opened):
         customer.session("s", budget="$2.00").charge("serp", "$2.00")
         for clock in (opened.clock, opened.steady):
             clock.tick(DAY_S)
+
+
+def test_a_budget_that_is_known_is_opened_again_without_a_write(ledger_url, monkeypatch):
+    with make_guard(ledger_url) as guard:
+        guard.budget("acme", "$5.00", per="day")
+        begun, store = [], guard.shell.store
+        usual = store.transact
+        monkeypatch.setattr(store, "transact", lambda *args, **more: begun.append(args) or usual(*args, **more))
+        guard.budget("acme", "$5.00", per="day")
+        guard.budget("acme")
+        assert begun == []
+        guard.budget("acme", "$4.00", per="day")  # a lower limit is a change
+        assert len(begun) == 1
+        with pytest.raises(ConfigError, match="never raised"):
+            guard.budget("acme", "$9.00", per="day")
+        with pytest.raises(ConfigError, match="has the window"):
+            guard.budget("acme", "$4.00", per="month")
+
+
+def test_a_budget_is_opened_off_the_event_loop(ledger_url):
+    async def opened():
+        budget = await guard.abudget("acme", "$5.00", per="day")
+        inner = await budget.abudget("team", "$2.00")
+        return budget.limit, inner.limit
+
+    with make_guard(ledger_url) as guard:
+        assert anyio.run(opened) == (Decimal(5), Decimal(2))

@@ -1,7 +1,6 @@
 """What a call costs at most: sums done by hand, tokens counted with no network, and no possible usage that costs more."""
 
 import json
-import os
 import socket
 import threading
 from decimal import Decimal
@@ -23,7 +22,7 @@ from x402guard.vendors import tiktoken_counter
 from x402guard.vendors.genai_prices import GenaiPriceBook
 from x402guard.vendors.prices import RegisteredBook
 from x402guard.vendors.routes import find_endpoint, find_route
-from x402guard.vendors.tiktoken_counter import _LOADERS, TiktokenCounter, _ranks
+from x402guard.vendors.tiktoken_counter import TiktokenCounter, _ranks
 
 AT = 1_795_348_800  # 2026-11-22
 BOOK = GenaiPriceBook()
@@ -189,46 +188,28 @@ KNOWN = {
 def test_tokens_are_counted_offline_as_openai_counts_them(model, column, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("x402guard.vendors.tiktoken_counter._ENCODINGS", {})  # as in a fresh process
-    assert not (counter := TiktokenCounter()).ready
+    counter = TiktokenCounter()
+    assert counter.loads("openai", model)
     for text, tokens in KNOWN.items():
         assert counter.count(text, provider="openai", model=model) == tokens[column]
         assert counter.count(text, provider="openrouter", model=f"openai/{model}") == tokens[column]
     assert counter.count("a \ud800 alone", provider="azure", model=model) >= 3
-    for thread in _LOADERS:
-        thread.join(10)
-    assert counter.ready
+    assert not counter.loads("openai", model)
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("model", ["gpt-4o", "gpt-4"])
-def test_the_first_count_waits_for_its_own_vocabulary_alone_and_a_fork_loads_the_other(model, monkeypatch):
-    built, go_on, real = [], threading.Event(), tiktoken_counter._build
-
-    def build(name):
-        if built:
-            go_on.wait(10)
-        built.append(name)
-        return real(name)
-
+def test_a_vocabulary_is_loaded_by_the_first_count_that_needs_it_and_no_other_one(monkeypatch):
+    built, real = [], tiktoken_counter._build
     monkeypatch.setattr(tiktoken_counter, "_ENCODINGS", {})
-    monkeypatch.setattr(tiktoken_counter, "_LOADERS", [])
-    monkeypatch.setattr(tiktoken_counter, "_build", build)
-    counter = TiktokenCounter()
-    assert counter.count("hello world", model=model) == 2
-    assert (len(built), counter.ready) == (1, False)
-    assert counter.count("hello world", model=model) == 2
-    child = os.fork()
-    if not child:  # its thread is gone, and no lock of it is held
-        go_on.set()
-        counter.count("hello world", model=model)
-        for thread in tiktoken_counter._LOADERS:
-            thread.join(10)
-        os._exit(0 if counter.ready else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    go_on.set()
-    for thread in tiktoken_counter._LOADERS:
-        thread.join(10)
-    assert (len(built), counter.ready) == (2, True)
+    monkeypatch.setattr(tiktoken_counter, "_build", lambda name: built.append(name) or real(name))
+    counter, before = TiktokenCounter(), threading.active_count()
+    assert [counter.loads("openai", model) for model in ("gpt-4o", "gpt-4", "gpt-99")] == [True, True, False]
+    assert not counter.loads("anthropic", "claude-sonnet-4-5")
+    assert counter.count("hello world", model="gpt-4") == 2
+    assert [counter.loads("openai", model) for model in ("gpt-4o", "gpt-4")] == [True, False]
+    counter.warm()
+    assert not counter.loads("openai", "gpt-4o")
+    assert (sorted(built), threading.active_count()) == (["cl100k_base", "o200k_base"], before)
 
 
 @given(st.text(max_size=40))

@@ -19,7 +19,7 @@ from x402guard.stores import MemoryStore
 from x402guard.vendors.genai_prices import GenaiPriceBook
 from x402guard.vendors.price_file import PriceChange, compare, open_book, read_prices, write_prices
 from x402guard.vendors.prices import RegisteredBook
-from x402guard.vendors.tiktoken_counter import _LOADERS, TiktokenCounter
+from x402guard.vendors.tiktoken_counter import TiktokenCounter
 
 NOW = START_MS // 1000  # 2027-01-15
 BOOK = GenaiPriceBook()
@@ -169,14 +169,12 @@ def test_an_answer_that_states_nothing_has_no_usage(answer):
 
 def test_a_meter_is_ready_once_its_book_has_loaded_and_not_before():
     counter = TiktokenCounter()
-    counter.count("x", provider="openai", model="gpt-4o")
-    for thread in _LOADERS:  # the other vocabularies load in a thread after the first count of a process
-        thread.join()
     book = GenaiPriceBook()
     meter = Meter(Metering(), RegisteredBook(book), counter)
     assert not meter.ready, "the first call would load the prices on the event loop"
-    book.find("openai", "gpt-4o", NOW)
+    meter.warm()
     assert meter.ready
+    assert not meter.loads("openai", "gpt-4o")
 
 
 # On the hold's line.
