@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -21,15 +21,32 @@ _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.25
 _MOST_KNOWN: Final = 256
 
-_BEGUN: Final[ContextVar[tuple[str, ...]]] = ContextVar("x402guard_holds_begun", default=())
-"""The last holds that were begun in this thread or task. They end only after it goes on, so it never waits for them."""
+_Begun = tuple[tuple[str, ...], Any, int]
+"""The holds that were begun last, those before them in the same form or None, and how many there are in all."""
+
+_BEGUN: Final[ContextVar[_Begun | None]] = ContextVar("x402guard_holds_begun", default=None)
+"""The last holds that were begun in this thread or task. They end only after it goes on, so it never waits for them.
+
+A list of links, each of which may belong to several tasks: to add one copies none.
+"""
 
 
 def note_begun(hold_ids: tuple[str, ...]) -> None:
     """Note the holds that this thread or task is about to write."""
     known = _BEGUN.get()
-    if known[-len(hold_ids) :] != hold_ids:  # a call that has waited tries again with the same
-        _BEGUN.set((*known, *hold_ids)[-_MOST_KNOWN:])
+    if known is None or known[0] != hold_ids:  # a call that has waited tries again with the same
+        if known is not None and known[2] >= 2 * _MOST_KNOWN:
+            known = (_begun(), None, _MOST_KNOWN)  # one link for the last ones; the earlier ones are forgotten
+        _BEGUN.set((hold_ids, known, len(hold_ids) + (0 if known is None else known[2])))
+
+
+def _begun() -> tuple[str, ...]:
+    """Return the last holds that were begun here."""
+    found, known = list[str](), _BEGUN.get()
+    while known is not None and len(found) < _MOST_KNOWN:
+        found += known[0]
+        known = known[1]
+    return tuple(found[:_MOST_KNOWN])
 
 
 class BudgetQueue:
@@ -85,7 +102,7 @@ class BudgetQueue:
 
     def _look(self, node_id: str) -> Flow[tuple[int, list[Hold]]]:
         """Return what is left in a budget, its reserve included, and the holds in it of other calls under way: they end soon, and may free room."""
-        outstanding, context, begun = self._context.outstanding, self._context, _BEGUN.get()
+        outstanding, context, begun = self._context.outstanding, self._context, _begun()
         live: list[Hold] = [] if outstanding is None else (yield Compute(lambda _: list(outstanding()), quick=False))
         others = [hold for hold in live if hold.kind is not HoldKind.TOKENS and hold.id not in begun]
 

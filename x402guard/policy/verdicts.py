@@ -68,8 +68,7 @@ UNKNOWN_PAYEE: Final = "unknown"
 """Stands for the payee of a payment that another client has made, and that does not say whom it pays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What a rule sees of a step.
 
     Attributes:
@@ -86,9 +85,12 @@ class Subject:
     names: tuple[str, ...]
     amount: Nanos
     payee: str = ""
-    arguments: Arguments | None = field(default=None, repr=False)
+    arguments: Arguments | None = None
     tool: str = ""
     begun: str = ""
+
+    def __repr__(self) -> str:
+        return f"Subject({self.kind}, {self.names!r}, {self.amount}, {self.payee!r})"  # not its arguments
 
     @property
     def shown(self) -> str:

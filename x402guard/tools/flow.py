@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
@@ -38,8 +38,10 @@ TOOL_HOLD_S: Final = 900
 """The default of ``lifetime_s``: seconds after which a tool without a reported end is captured at its ceiling."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+_NO_SUBJECT: Final = Subject(HoldKind.TOOL, ("",), Nanos(0))
+
+
+class ToolCall(Struct, frozen=True):
     """One use of a tool.
 
     Attributes:
@@ -61,22 +63,24 @@ class ToolCall:
     tool: str
     amount: Nanos
     entropy: bytes
-    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+    arguments: Mapping[str, Any] | None = None
     lifetime_s: int = TOOL_HOLD_S
     fixed: bool = False
     needs: frozenset[str] = frozenset()
     known: frozenset[str] | None = None
-    groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    shown: Readable | Seen | None = field(default=None, repr=False)
-    fingerprint: str = field(init=False, default="")
-    hold_id: str = field(init=False, default="")
-    subject: Subject = field(init=False, repr=False)
+    groups: Mapping[str, frozenset[str]] = {}
+    shown: Readable | Seen | None = None
+    fingerprint: str = ""
+    hold_id: str = ""
+    subject: Subject = _NO_SUBJECT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", fingerprint(self.arguments))
-        object.__setattr__(self, "hold_id", hashlib.sha256(b"tool call" + self.entropy).hexdigest())
-        subject = Subject(HoldKind.TOOL, (self.tool,), self.amount, arguments=self.shown)
-        object.__setattr__(self, "subject", subject)
+        force_setattr(self, "fingerprint", fingerprint(self.arguments))
+        force_setattr(self, "hold_id", hashlib.sha256(b"tool call" + self.entropy).hexdigest())
+        force_setattr(self, "subject", Subject(HoldKind.TOOL, (self.tool,), self.amount, arguments=self.shown))
+
+    def __repr__(self) -> str:
+        return f"ToolCall({self.tool!r}, {self.amount})"  # not its arguments
 
 
 class ToolEnd(Struct, frozen=True):
