@@ -109,7 +109,7 @@ def base(tmp_path):
 
 def wrapped(providers):
     return {
-        "format": "x402guard.vendors.genai_prices.v1",
+        "format": "x402guard.llm.genai_prices.v1",
         "sha256": sha256(canonical(providers)),
         "providers": providers,
     }

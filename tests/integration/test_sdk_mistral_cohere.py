@@ -276,4 +276,4 @@ def test_a_model_without_a_price_is_refused_by_name(till, sdk, connect, on_refus
     with pytest.raises(Exception, match="has no price") as caught:
         sdk.chat(connect(till, on_refusal), model="no-such-model")
     refusal = till.refused(caught.value, Unpriced)
-    assert "for 'no-such-model'; session.register_model(" in str(refusal)
+    assert "for 'no-such-model'. A newer price book may have it" in str(refusal)

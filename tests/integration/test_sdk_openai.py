@@ -384,5 +384,5 @@ def test_a_model_without_a_price_is_refused_by_name(till, connect, model, on_ref
     with pytest.raises(Exception, match="has no price") as caught:
         connect(till, on_refusal=on_refusal).chat.completions.create(**LIMITED | {"model": model})
     refusal = till.refused(caught.value, Unpriced)
-    assert f"session.register_model('{model}'" in str(refusal)
+    assert f"Metering(models={{'{model}': ModelPrice(like=" in str(refusal)
     assert (refusal.requested, refusal.available) == (None, None)
