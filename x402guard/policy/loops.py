@@ -49,8 +49,8 @@ class Loop(StepGuard):
         latch_after: so many refusals of the same call, which does not pass between them, trip the run until its owner
             resets it (1 to 1,000); 0 for never. Those within two seconds count as one.
         repeats: how often a run may make the same call, however slowly, while it makes no new one between (1 to 1,000); one
-            more is refused. Of an LLM call the model and the last message count; to ask the model is no new call for a
-            tool. Calls of which only the name and the amount are known are not counted.
+            more is refused. Of an LLM call the model, the beginning of the conversation and the last message count; to ask
+            the model is no new call for a tool. Calls of which only the name and the amount are known are not counted.
         states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
             more is refused.
         similar: calls that differ in numbers, dates and ids alone are identical.

@@ -292,18 +292,29 @@ def messages_key(model: str, messages: object, *, similar: bool) -> str:
 
 
 def last_said(model: str, body: Mapping[str, Any]) -> str:
-    """Return the key of the model and the last message of an LLM request, however much came before it; "" for none.
+    """Return the key of the model, a conversation, and the last message of an LLM request; "" for none.
 
-    What a function returned counts with the call of it, because it may have no id of its own.
+    However much came between: the history of an agent that repeats itself grows. A conversation is known by its
+    instructions, its sampling and its first two messages. What a function returned counts with the call of it, which may have no id.
     """
     listed: Any = next((body[name] for name in ("messages", "input", "contents", "prompt") if body.get(name)), None)
     if listed is None:
         return ""
-    last = listed[-1:] if isinstance(listed, list) else listed
-    if isinstance(listed, list) and "functionResponse" in str(last)[:_MOST_LOOKED_AT]:
-        last = listed[-2:]
-    return _digest([HoldKind.LLM, model, last])
+    first: Any = None
+    last = listed
+    if isinstance(listed, list):
+        first, last = listed[:2], listed[-1:]
+        if "functionResponse" in str(last)[:_MOST_LOOKED_AT]:
+            last = listed[-2:]
+    around = [body.get(name) for name in _AROUND]
+    return _digest([HoldKind.LLM, model, around, first, last])
 
+
+_AROUND: Final = (
+    "system", "instructions", "systemInstruction", "system_instruction", "seed", "temperature", "top_p",
+    "generationConfig",
+)  # fmt: skip
+"""What a call asks for beside its messages; a sweep over seeds asks each time for something new."""
 
 _MOST_LOOKED_AT: Final = 4_096
 
