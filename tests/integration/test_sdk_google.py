@@ -262,5 +262,7 @@ def test_a_model_without_a_price_is_refused_by_name(till, clients, on_refusal):
 
 def test_what_a_path_without_a_price_costs_is_not_guessed(till, clients):
     with pytest.raises(errors.ClientError, match="the price of this path") as caught:
-        clients.sync(till).models.generate_videos(model="veo-3.0-generate-001", prompt="hi")
+        clients.sync(till).caches.create(
+            model="gemini-3.5-flash", config=types.CreateCachedContentConfig(contents="hi", ttl="3600s")
+        )
     till.refused(caught.value, Unpriced)

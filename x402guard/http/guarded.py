@@ -14,10 +14,9 @@ from x402guard.errors import ConfigError, PaymentRefused, ProtocolError, Unprice
 from x402guard.flow.context import Context
 from x402guard.flow.detached import refuse_late_patch
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow, Notify
+from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
-from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
+from x402guard.flow.request import RequestFacts, host_refusal
 from x402guard.flow.shell import Payer, Shell
 from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
@@ -37,19 +36,15 @@ from x402guard.http.request import (
     unknown_payments,
 )
 from x402guard.http.response import is_followed, problem_response
+from x402guard.http.routed import Handed, metered_request, poll_request, refuse, unmetered_request, without_words
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import Notice
-from x402guard.llm.background import polled
-from x402guard.llm.flow import InFlight, Upload, called
-from x402guard.llm.meter import FixedPrice, Meter, Polled, Unmetered, classify, speaks_to_a_model, unknown_host
-from x402guard.policy.patterns import host_listed
-from x402guard.policy.sellers import sellers_at
+from x402guard.llm.flow import InFlight, Upload
+from x402guard.llm.meter import Meter, Polled, Unmetered, classify
 from x402guard.policy.steps import DIRECT
-from x402guard.vendors.routes import Route
 from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, succeeded
+from x402guard.x402.settlement import succeeded
 
 if TYPE_CHECKING:
     import httpx
@@ -62,9 +57,6 @@ _NOT_ASYNC: Final = (
 _NOT_BLOCKING: Final = (
     "transport: AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones"
 )
-
-Handed = InFlight | Receipt | None
-"""The result of a flow: a body to meter, a receipt, or None for a free request."""
 
 
 class MeteredPayer(Payer, Protocol):
@@ -228,11 +220,11 @@ class Guarded:
         request, payments = incoming.request, incoming.payments(body)
         facts = describe_request(incoming, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:
-            return _refuse(context, _TARGET)
+            return refuse(context, _TARGET)
         if facts.method in (CONNECT, DIRECT):
-            return _refuse(context, _TUNNEL if facts.method == CONNECT else _NOT_HTTP)
+            return refuse(context, _TUNNEL if facts.method == CONNECT else _NOT_HTTP)
         if not incoming.address.plain:
-            return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
+            return refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
         exchange.outgoing = OutgoingRequest(
             self.library,
             incoming,
@@ -261,16 +253,17 @@ class Guarded:
         if route is None:
             return paid_request(facts, context)
         if facts.host_header:
-            return _refuse(context, host_refusal(facts, Unpriced))
+            return refuse(context, host_refusal(facts, Unpriced))
         if isinstance(route, Refusal):
-            return _refuse(context, route)
+            return refuse(context, without_words(facts, route))
         if isinstance(route, Polled):
             return poll_request(facts, route, context, meter)
         if isinstance(route, Unmetered):
             return unmetered_request(facts, route, context, body)
         incoming.logical.is_metered = True
-        encoding, tier = incoming.header("content-encoding"), incoming.header("x-vertex-ai-llm-shared-request-type")
-        upload = Upload(body, encoding or "", tier or "")
+        encoding = incoming.header("content-encoding")
+        tier = next(filter(None, map(incoming.header, _TIER_HEADERS)), "")
+        upload = Upload(body, encoding or "", tier)
         return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
@@ -440,6 +433,9 @@ _OVERRIDES: Final = frozenset(
     for parts in product(*(["-", "_"] if part == "-" else [part] for part in name))
 )
 """The headers that name another method; gateways read ``_`` as ``-``."""
+_TIER_HEADERS: Final = (
+    "x-vertex-ai-llm-shared-request-type", "x-amzn-bedrock-service-tier", "x-amzn-bedrock-performanceconfig-latency",
+)  # fmt: skip
 _HOST: Final = "the URL's host has other characters than letters, digits, '-', '_' and '.', and is no IP address"
 
 
@@ -453,43 +449,3 @@ def has_guard(transport: object, depth: int = 4) -> bool:
         for part in parts
         if hasattr(part, "handle_request") or hasattr(part, "handle_async_request")
     )
-
-
-def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:
-    raise (yield from refused(context, refusal))
-
-
-def metered_request(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
-) -> Flow[Handed]:
-    """Run the flow of one call up to its answer's body; pay a 402 of a metered host like any other.
-
-    Returns an ``InFlight`` whose body is to be metered, the receipt of a payment or of a call that has ended, or None if
-    it cost nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
-    ``SendFailed``.
-    """
-    handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, context, reply))
-    return handed
-
-
-def poll_request(request: RequestFacts, route: Polled, context: Context, meter: Meter) -> Flow[Handed]:
-    """Send a poll of a response that may run in the background; pay a 402 like any other."""
-    handed, reply = yield from guarding_earlier_payment(request, polled(request, route, context, meter))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, context, reply))
-    return handed
-
-
-def unmetered_request(request: RequestFacts, route: Unmetered, context: Context, body: bytes | None) -> Flow[Handed]:
-    """Tell of an apparent LLM call that is not metered, once a host, and handle it as any request; or refuse it."""
-    policy = context.policy
-    named = host_listed(request.host, policy.hosts or ()) or sellers_at(policy.sellers, request.host)
-    if policy.unknown_llm_hosts == "refuse" and not named and speaks_to_a_model(body):
-        raise (yield from refused(context, unknown_host(request, route)))
-    if (yield from note_once(context, "unmetered", request.host, route.route_name)):
-        message = f"{route.route_name} looks like an LLM call, but its host is not metered: nothing is held for it"
-        facts = {"place": route.route_name}
-        yield Notify(Notice("unmetered", "warning", message, session=context.node_id, facts=facts))
-    return (yield from paid_request(request, context))

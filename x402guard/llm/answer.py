@@ -25,6 +25,7 @@ MAX_EVENT_BYTES: Final = 16_777_216
 _SMALL_BYTES: Final = 65_536
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 _EVENT_ENDS: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data")
 _DECODED: Final = msgspec.json.Decoder().decode
 
 
@@ -240,8 +241,11 @@ class AnswerReader:
 
     def _read_event(self, raw: bytes) -> bool:
         """Process one event. Returns True for a usage chunk."""
-        data = b"\n".join([line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:")])
+        lines = raw.splitlines()
+        data = b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])
         if not data:
+            if any(line and not line.startswith(_OF_A_STREAM) for line in lines):
+                self._see()
             return False
         if data.strip() == b"[DONE]":
             self._done = self.over = True
@@ -256,6 +260,7 @@ class AnswerReader:
         try:
             event = read_object(data)
         except NotReadable:
+            self._see()
             return False  # a stream without readable usage costs its ceiling
         if not self._take(event):
             return False
@@ -283,6 +288,10 @@ class AnswerReader:
             return False
         self.over = self.over or self._reader.over
         return True
+
+    def _see(self) -> None:
+        """Note what cannot be read: it may be content."""
+        self._failed_first, self._seen = False, True
 
     def _note(self, event: Mapping[str, Any]) -> None:
         """Note whether all events so far are errors."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace as altered
+
 from x402guard.errors import LedgerUnavailable, ProtocolError
 from x402guard.flow.capture import Bill, capture_bill
 from x402guard.flow.context import Context
@@ -19,16 +21,22 @@ from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold, HoldState
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import Scope
+from x402guard.llm.answer import AnswerRead
+from x402guard.llm.bill import bill_answer
+from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.content import Unbounded, declared_tools
 from x402guard.llm.meter import Meter, Polled
-from x402guard.llm.reported import Statement, price_statement
 from x402guard.llm.request import Call
 from x402guard.strict_json import NotReadable, read_object
+from x402guard.vendors.routes import Route, find_endpoint
 
 BACKGROUND: Final = "background"
 RUNS: Final = "it runs in the background; the poll that shows its usage captures its cost"
 _MOST_BYTES: Final = 8_388_608
+_MOST_TOOLS: Final = 50
 _GOES_ON: Final = frozenset({"queued", "in_progress"})
+_ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
 def runs_on(call: Call, body: Mapping[str, Any] | None) -> str:
@@ -44,13 +52,35 @@ def _mark(host: str, response_id: str) -> MarkKey:
     return BACKGROUND, f"{host} {response_id}"
 
 
-def note_background(hold: Hold, response_id: str, provider: str) -> Flow[None]:
-    """Remember whose cost the polls of a response capture. Its hold stays."""
+def note_background(hold: Hold, call: Call, response_id: str, limit: int) -> Flow[None]:
+    """Remember whose cost the polls of a response capture, and what of its request decides about its price.
+
+    Its hold stays. *limit* is the output limit that was sent. Nothing of what was said is kept.
+    """
     key = _mark(hold.purpose.host, response_id)
-    row = {"hold": hold.id, "node": hold.node_id, "model": hold.purpose.tool, "provider": provider}
+    row = {
+        "hold": hold.id,
+        "node": hold.node_id,
+        "model": call.model,
+        "limit": limit,
+        "context": dict(call.context),
+        "long": call.keeps_long,
+        "tools": [_priced_parts(tool) for _, tool in declared_tools(call.body) if isinstance(tool, dict)][:_MOST_TOOLS],
+        "kinds": [[part.field, part.kind] for part in call.unbounded][:_MOST_TOOLS],
+    }
     yield from transact_anyway(
         Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=(key,), durable=True), lambda view: view.put_mark(key, row)
     )
+
+
+def _priced_parts(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of a tool what decides about its price."""
+    kept = {name: tool[name] for name in ("type", "model") if isinstance(tool.get(name), str)}
+    for name in ("container", "environment"):
+        place = tool.get(name)
+        if isinstance(place, dict):
+            kept[name] = {key: str(place[key])[:20] for key in ("type", "memory_limit") if key in place}
+    return kept
 
 
 def polled(request: RequestFacts, route: Polled, context: Context, meter: Meter) -> Flow[tuple[Receipt | None, Reply]]:
@@ -67,29 +97,33 @@ def polled(request: RequestFacts, route: Polled, context: Context, meter: Meter)
         answer = read_object((yield PeekBody(_MOST_BYTES)) or b"")
     except (NotReadable, ProtocolError, SendFailed):
         return None, reply
-    if not isinstance(answer.get("usage"), dict) or answer.get("status") in _GOES_ON:
+    ended = answer.get("status") in _ENDED and answer.get("id") == route.response_id
+    if not ended or not isinstance(answer.get("usage"), dict):
         return None, reply
-    return (yield from _captured(row, answer, context, meter)), reply
+    return (yield from _captured(row, request.host, answer, context, meter)), reply
 
 
 def _captured(
-    row: Mapping[str, Any], answer: Mapping[str, Any], context: Context, meter: Meter
+    row: Mapping[str, Any], host: str, answer: Mapping[str, Any], context: Context, meter: Meter
 ) -> Flow[Receipt | None]:
-    statement = Statement(str(row["provider"]), str(row["model"]), "responses", answer)
+    hold_id, node_id = str(row["hold"]), str(row["node"])
+    hold: Hold | None = yield Transact(Scope(nodes=(node_id,), holds=(hold_id,)), lambda view: view.hold(hold_id))
+    if hold is None or hold.state is not HoldState.HELD:
+        return None
+    held = hold.amount
 
     def price(now_ms: int) -> Bill | None:
-        try:
-            priced = price_statement(meter, statement, now_ms // 1000)
-        except ValueError:
-            return None  # contradictory counts: the hold lapses to its ceiling
-        return None if isinstance(priced, Refusal) else priced[0]
-
-    def held(view: LedgerView) -> Hold | None:
-        return view.hold(str(row["hold"]))
+        call = _call_of(row, host, meter)
+        found = None if call is None else find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
+        if call is None or found is None or isinstance(found, Refusal):
+            return None  # no price any more: the hold lapses to its ceiling
+        read = AnswerRead(answer, final=True)
+        # What the request said is not kept, so no input is more than it allows.
+        ceiling = altered(found, input_bound=None)
+        return bill_answer(call, ceiling, meter.settings, meter.counter, read, held=held, limit=call.limit)
 
     bill: Bill | None = yield Compute(price, quick=False)
-    hold: Hold | None = yield Transact(Scope(nodes=(str(row["node"]),), holds=(str(row["hold"]),)), held)
-    if bill is None or hold is None or hold.state is not HoldState.HELD:
+    if bill is None:
         return None
     payer = context if context.node_id == hold.node_id else replace(context, node_id=hold.node_id, tokens=None)
     try:
@@ -97,3 +131,28 @@ def _captured(
     except LedgerUnavailable:
         return None  # the next poll captures it
     return replace(receipt_of(after), model=hold.purpose.tool, usage=bill.usage, note=bill.note)
+
+
+def _call_of(row: Mapping[str, Any], host: str, meter: Meter) -> Call | None:
+    """Return the call that a response answers, as far as it decides about the price."""
+    endpoint = find_endpoint(host, "/v1/responses", meter.settings.hosts)
+    if endpoint is None:
+        return None
+    return Call(
+        route=Route(endpoint, "responses"),
+        model=str(row["model"]),
+        body={"tools": list(row["tools"])},
+        streams=False,
+        limit=int(row["limit"]),
+        choices=1,
+        texts=(),
+        slack=0,
+        media=(),
+        unbounded=tuple(Unbounded(str(field), str(kind)) for field, kind in row["kinds"]),
+        predicted=0,
+        context=dict(row["context"]),
+        us_only=False,
+        caches=True,
+        speaks=False,
+        keeps_long=bool(row["long"]),
+    )

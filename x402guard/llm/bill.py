@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -23,8 +22,8 @@ from x402guard.llm.request import Call, output_kinds
 from x402guard.llm.settings import Metering
 from x402guard.llm.tool_costs import container_cost, own_tools, pictured, rates_of_other
 from x402guard.llm.tools_used import UNITS, tools_run
-from x402guard.llm.usage import Impossible, Stated, read_usage
-from x402guard.vendors.models import reasons
+from x402guard.llm.usage import Impossible, Stated, is_same_model, read_usage
+from x402guard.vendors.models import base_name, reasons
 from x402guard.vendors.prices import TokenCounter
 
 NOT_READ: Final = "counts that nothing reads, at the dearest rate"
@@ -35,6 +34,7 @@ _STATED_BY_THE_TOKENS: Final = frozenset(
 )
 """Kinds of unbounded parts that only add input tokens: the stated usage includes them."""
 
+_LONGEST_NAME: Final = 300
 _FREE_OF_FEES: Final = frozenset({("google", "code_execution")})
 """(provider, kind) of tools that are billed by their tokens only."""
 
@@ -231,7 +231,7 @@ def _dearer_model(call: Call, rates: Rates, body: Mapping[str, Any], stated: Sta
     named = body.get("model") or body.get("modelVersion")
     if rates.priced.source == "owner" or not isinstance(named, str) or named in (call.model, rates.priced.model):
         return rates
-    if re.search(rf"[./]{re.escape(named)}(-v\d+(:\d+)?)?$", call.model):
+    if len(named) > _LONGEST_NAME or (is_same_model(call.model, named) and base_name(named) is None):
         return rates  # what was asked for by the name of a region or a gateway
     found = find_model(rates.book, call.route.provider, named.removeprefix("models/"), rates.priced.at_unix)
     if found is None:
@@ -252,7 +252,8 @@ def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body:
     )
     for kind in {part.kind for part in stated.others}:  # what their models have used is stated
         asked[kind] -= len(own_tools(call, "advisor")) if kind == "provider_tool" else asked[kind]
-        ran.pop(kind, None)
+        if kind != "provider_tool":
+            ran.pop(kind, None)
     total = Decimal(0)
     for kind in +asked | ran:  # a tool that the answer shows is billed, whether or not it was asked for
         free = kind in _STATED_BY_THE_TOKENS or (call.route.provider, kind) in _FREE_OF_FEES or kind in priced

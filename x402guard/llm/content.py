@@ -269,6 +269,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "messages": (("mcp_servers", "mcp"), ("container", "code_execution"), ("fallbacks", "model_fallback")),
     "gemini": (("cachedContent", "cached_content"), ("cached_content", "cached_content")),
     "cohere": (("connectors", "web_search"),),
+    "converse": (("guardrailConfig", "provider_tool"), ("additionalModelRequestFields", "provider_tool")),
 }
 _MODELS: Final = (
     (re.compile(r":online\b"), "web_search"),
@@ -387,6 +388,12 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
             for inner in ("routingConfig", "routing_config"):
                 if isinstance(config, dict) and config.get(inner) not in _EMPTY:
                     yield Unbounded(f"{outer}.{inner}", "model_fallback")  # Vertex may take another model
+    if route.flavour == "converse":
+        config = body.get("toolConfig")
+        listed = config.get("tools") if isinstance(config, dict) else None
+        for index, tool in enumerate(listed if isinstance(listed, list) else ()):
+            if not isinstance(tool, dict) or tool.keys() - {"toolSpec", "cachePoint"}:
+                yield Unbounded(f"toolConfig.tools[{index}]", "provider_tool")
     for field_name, tool in declared_tools(body):
         for name in _run_by_provider(route, tool):
             yield Unbounded(f"{field_name}.{name}"[:200], kind_of(name if name != "type" else str(tool["type"])))

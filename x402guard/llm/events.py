@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Protocol, TypeGuard
 
+from x402guard.llm.leaves import count_of
 from x402guard.vendors.routes import Flavour
 
 
@@ -93,9 +94,14 @@ class _Chat(_Kept):
         if choices and not isinstance(usage, dict):
             self.final, self._stale = False, True
         if isinstance(usage, dict):
-            self._body["usage"], self._stale = usage, False
+            before = self._body.get("usage", {})
+            falls = _summed(usage, _TOKENS) < _summed(before, _TOKENS)
+            self._body["usage"], self._stale = before if falls else usage, False
             # Some providers state a running usage on every chunk: it is whole once each choice has ended.
             self.final = len(self._ended) >= self._choices and all(map(_has_ended, listed))
+
+
+_TOKENS: Final = ("prompt_tokens", "completion_tokens")
 
 
 def _has_ended(choice: object) -> TypeGuard[dict[str, Any]]:
@@ -121,18 +127,38 @@ class _Messages(_Kept):
     def take(self, event: Mapping[str, Any]) -> None:
         message = event.get("message")
         if event.get("type") == "message_start" and isinstance(message, dict):
-            self._body = {**message, "usage": dict(message["usage"]) if isinstance(message.get("usage"), dict) else {}}
+            stated = message["usage"] if isinstance(message.get("usage"), dict) else {}
+            self._body = {**message, "usage": _grown(self._body.get("usage", {}), stated)}
         elif event.get("type") == "message_delta":
             counts = event.get("usage")
             if isinstance(counts, dict):
-                newer = {key: value for key, value in counts.items() if value is not None}
-                self._body["usage"] = {**self._body.get("usage", {}), **newer}
+                self._body["usage"] = _grown(self._body.get("usage", {}), counts)
             delta = event.get("delta")
             ends = isinstance(delta, dict) and delta.get("stop_reason") is not None
             # Without it, an earlier count would pass for the whole answer's.
             self.final = ends and isinstance(counts, dict) and isinstance(counts.get("output_tokens"), int)
         elif event.get("type") == "message_stop":
             self.over = True
+
+
+_INPUT: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+def _grown(before: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return counts that are stated again: each is cumulative, so that none falls.
+
+    The last counts may say of the input that more of it was cached: its kinds fall only if their sum does not.
+    """
+    grown = {**before, **{key: value for key, value in newer.items() if value is not None}}
+    if _summed(grown, _INPUT) < _summed(before, _INPUT):
+        grown |= {key: before[key] for key in _INPUT if key in before}
+    if count_of(grown.get("output_tokens")) < count_of(before.get("output_tokens")):
+        grown["output_tokens"] = before["output_tokens"]
+    return grown
+
+
+def _summed(counts: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    return sum(count_of(counts.get(key)) for key in keys)
 
 
 SEARCHED: Final = ("webSearchQueries", "imageSearchQueries")

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace as altered
 
-from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
+from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError, Unpriced
 from x402guard.flow.admission import Seat, hold_or_refuse
 from x402guard.flow.capture import Bill, capture_bill, ceiling_bill, give_back
 from x402guard.flow.context import Context
@@ -46,7 +47,7 @@ from x402guard.llm.ceiling import Ceiling, find_ceiling
 from x402guard.llm.listed import LISTED, bill_listed, price_listed
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.narrow import narrow_call, narrow_fixed
-from x402guard.llm.outages import has_content, says_error
+from x402guard.llm.outages import may_have_content, says_error
 from x402guard.llm.request import Call, ask_for_usage, cap_price, lower_limits, read_call
 from x402guard.llm.settings import place_of
 from x402guard.policy.judge import Unasked
@@ -130,6 +131,8 @@ def called(
     if ready is None:
         ready = yield Compute(partial(prepare, quick=False), quick=False)
     if isinstance(ready, Refusal):
+        if request.begun and ready.error is Unpriced:  # a redirect's path may have named the model: not its words
+            ready = altered(ready, reason=f"what {request.begun} redirected to is an LLM call that cannot be priced")
         raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
     grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
@@ -350,9 +353,10 @@ def _peek_error(status: int) -> Flow[str]:
 def _peek_content() -> Flow[bool]:
     """True if the body of a 4xx has content or usage: then it is an answer, whatever its status says."""
     try:
-        return has_content(read_object((yield PeekBody(ERROR_BYTES)) or b""))
-    except (NotReadable, ProtocolError, SendFailed):
+        body = yield PeekBody(ERROR_BYTES)
+    except (ProtocolError, SendFailed):
         return False
+    return body is None or may_have_content(body)
 
 
 def _in_flight(
@@ -412,7 +416,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
     response_id = runs_on(flight.call, flight.reader.whole(ended=ended))
     if response_id:
         try:
-            yield from note_background(flight.hold, response_id, flight.call.route.provider)
+            yield from note_background(flight.hold, flight.call, response_id, flight.limit)
         except LedgerUnavailable as error:
             return replace(flight.receipt, in_doubt=True, note=f"the ledger could not be written: {error}")
         return replace(flight.receipt, note=RUNS)

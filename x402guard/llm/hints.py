@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
 from x402guard.kernel.rows import NANOS_PER_DOLLAR
 from x402guard.llm.request import Call
 from x402guard.money import format_dollars
+from x402guard.vendors.model_price import ModelPrice
 from x402guard.vendors.models import READ_ON, base_name
 from x402guard.vendors.prices import PriceBook, PricedModel
 from x402guard.vendors.routes import MeteredHost, dialect_of
@@ -21,11 +23,19 @@ _TUNED_FACTORS: Final = {
 """How many times its base model a tuned one costs (developers.openai.com/api/docs/pricing, fine-tuning)."""
 
 
-def unpriced_model(call: Call, asked: str, book: PriceBook, at_unix: int) -> str:
+def unpriced_model(
+    call: Call, asked: str, book: PriceBook, at_unix: int, owner_prices: Mapping[str, ModelPrice]
+) -> str:
     """Return why a model is refused that has no price, and where its price may come from."""
     provider, model = call.route.provider, call.model
     meant = "" if asked == model else f" (that is {asked!r} by its alias)"
     suggested = book.suggest(provider, asked)
+    own = owner_prices.get(asked)
+    if own is not None and own.like is not None:
+        return (
+            f"model: metering.models says that {asked!r} costs as much as {own.like!r}, for which {provider} has no price in "
+            f"the book; name a listed model, as `x402guard prices list` shows them"
+        )
     parts = [f"model: {provider} has no price for {model!r}{meant}" + (f"; {suggested}" if suggested else ".")]
     if call.route.endpoint.dialect == "azure":
         parts.append(f'Name the model behind the deployment: Metering(aliases={{{model!r}: "…"}}).')

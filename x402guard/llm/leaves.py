@@ -187,8 +187,18 @@ def counts_of(stated: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _count(name: str, value: object) -> int:
-    if isinstance(value, str) and len(value) < _DIGITS and value.isascii() and value.isdigit() and _NAMES.search(name):
-        return int(value)
+    return count_of(value) if not isinstance(value, str) or _NAMES.search(name) else 0
+
+
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+def count_of(value: object) -> int:
+    """Return a count, also of a text of digits, rounded up; 0 for what is none."""
+    if isinstance(value, str):
+        if len(value) >= _DIGITS or _NUMBER.fullmatch(value) is None:
+            return 0
+        value = Decimal(value)
     if isinstance(value, bool) or not isinstance(value, int | Decimal) or not Decimal(value).is_finite():
         return 0
     return int(Decimal(value).to_integral_value(rounding=ROUND_CEILING))

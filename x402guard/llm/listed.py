@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal, localcontext
+from decimal import Decimal, localcontext
 from typing import Any, Final
 
 from msgspec.structs import replace as altered
@@ -17,13 +17,13 @@ from x402guard.kernel.rows import Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
 from x402guard.llm.dearest import unread_cost
-from x402guard.llm.leaves import counts_of, is_measure
+from x402guard.llm.forms import read_form, seconds_of_flac
+from x402guard.llm.leaves import count_of, counts_of, is_measure
 from x402guard.llm.meter import FixedPrice, Meter
-from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, whole_nanos
+from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, fixed_factor, whole_nanos
 from x402guard.llm.request import UNREADABLE, read_call
 from x402guard.strict_json import NotReadable, read_object, write_object
 from x402guard.vendors.media import BYTES_PER_AUDIO_TOKEN
-from x402guard.vendors.regions import region_factor
 from x402guard.vendors.routes import Flavour, Route
 
 LISTED: Final = frozenset({"messages_batch", "gemini_batch", "mistral_batch", "rerank", "transcription"})
@@ -49,10 +49,12 @@ _CHUNK: Final = 500
 
 _PER: Final = 1_000_000
 _BYTES_A_SECOND: Final = 640  # the least that a speech codec takes
+_TOKENS_A_SECOND: Final = 32
+_LONGEST_MODEL: Final = 300
 _MOST_TRANSCRIBED: Final = 16_384  # tokens of output
 _LEAST_SECONDS: Final = {"groq": 10}
-_FORM_MODEL: Final = re.compile(rb'name="?model"?\r?\n(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]{1,300})\r?\n')
-_FORM_LINK: Final = re.compile(rb'name="?(file_url|file_id|url)"?\r?\n')
+_LINKS: Final = re.compile(r"(?i)url|uri|file_?id|link")
+_LONGEST_S: Final = 86_400
 
 
 def price_listed(meter: Meter, route: Route, body: bytes | None, url_place: str, at_unix: int) -> FixedPrice | Refusal:
@@ -110,6 +112,8 @@ def _parts(route: Route, sent: Mapping[str, Any]) -> list[tuple[Flavour, str | N
         flavour, inner, model, listed = "gemini", "request", route.model, _inline(sent)
     elif route.flavour == "mistral_batch":
         flavour, inner = _ENDPOINTS.get(str(sent.get("endpoint")), ""), "body"
+        if sent.get("input_files"):
+            return _unpriced("input_files: their requests are not in this one, so it cannot be priced")
         if not flavour:
             return _unpriced(f"endpoint: the price of {str(sent.get('endpoint'))[:60]!r} in a batch is unknown")
     if not isinstance(listed, list) or not listed or len(listed) > _MOST_PARTS:
@@ -125,9 +129,13 @@ def _parts(route: Route, sent: Mapping[str, Any]) -> list[tuple[Flavour, str | N
 
 
 def _inline(sent: Mapping[str, Any]) -> object:
+    """Return the requests that a batch of Gemini's holds; None if they are in a file, or if it says them twice."""
     found: object = sent
     for names in (("batch",), ("inputConfig", "input_config"), ("requests",), ("requests",)):
-        found = next((found[name] for name in names if name in found), None) if isinstance(found, dict) else None
+        said = [name for name in names if name in found] if isinstance(found, dict) else []
+        if not isinstance(found, dict) or len(said) != 1 or found.keys() & {"fileName", "file_name"}:
+            return None
+        found = found[said[0]]
     return found
 
 
@@ -152,24 +160,29 @@ def _unit_price(model: str) -> Decimal:
 
 
 def _transcription(meter: Meter, route: Route, body: bytes, place: str, at_unix: int) -> FixedPrice | Refusal:
-    named = _FORM_MODEL.search(body)
-    if named is None:
-        return _unreadable("model", "the form names no model, so it cannot be priced")
-    if _FORM_LINK.search(body):
+    fields = read_form(body)
+    if fields is None:
+        return _unreadable("body", "it is no form that every server reads alike, so it cannot be priced")
+    models = [each.value for each in fields if each.name.strip().lower() == "model"]
+    if len(models) != 1 or not 0 < len(models[0]) <= _LONGEST_MODEL:
+        return _unreadable("model", "the form has to name one model, so that it can be priced")
+    if any(_LINKS.search(each.name) for each in fields):
         return _unpriced("file: a link to a sound does not say how long it is; send the file itself")
-    model = named[1].decode("utf-8", "replace").strip()
+    model = models[0].decode("utf-8", "replace").strip()
     rates = _rates(meter, route, model, at_unix)
     if rates is None:
         return _unpriced(f"model: {route.provider} has no price for {model!r}")
-    seconds = max(len(body) // _BYTES_A_SECOND + 1, _LEAST_SECONDS.get(route.provider, 1))
-    amount = whole_nanos(rates.dollars(_heard(rates, seconds, -(-len(body) // BYTES_PER_AUDIO_TOKEN))))
+    flac = max((seconds_of_flac(each.value) or 0 for each in fields if each.is_file), default=0)
+    seconds = max(len(body) // _BYTES_A_SECOND + 1, min(flac, _LONGEST_S), _LEAST_SECONDS.get(route.provider, 1))
+    tokens = max(-(-len(body) // BYTES_PER_AUDIO_TOKEN), min(flac, _LONGEST_S) * _TOKENS_A_SECOND)
+    amount = whole_nanos(rates.dollars(_heard(rates, seconds, tokens)))
     return FixedPrice(route.provider, place, amount, model, "book")
 
 
 def _rates(meter: Meter, route: Route, model: str, at_unix: int) -> Rates | None:
     name = meter.settings.aliases.get(model, model)
     found = find_model(meter.book, route.provider, name, at_unix)
-    return None if found is None else Rates(meter.book, *found, {}, region_factor(route.endpoint, found[0].known_as))
+    return None if found is None else Rates(meter.book, *found, {}, fixed_factor(route.endpoint, found[0]))
 
 
 def _heard(rates: Rates, seconds: int, tokens: int, output: int = _MOST_TRANSCRIBED) -> Usage:
@@ -202,20 +215,23 @@ def _stated(
     stated = answer.get("usage")
     if rates is None:
         return None
-    used = stated if isinstance(stated, dict) else {"seconds": answer.get("duration")}
+    used = stated if isinstance(stated, dict) else {}
     units = rates.priced.units
-    seconds, into = (
-        _number(used.get("seconds")) or _number(used.get("prompt_audio_seconds")),
-        _number(used.get("input_tokens")),
+    lengths = (used.get("seconds"), used.get("prompt_audio_seconds"), answer.get("duration"))
+    seconds, into, out = (
+        min(max(map(count_of, lengths)), _LONGEST_S),
+        count_of(used.get("input_tokens")),
+        count_of(used.get("output_tokens")),
     )
     usage: Usage | None = None
     if seconds and "audio_seconds" in units:
         usage = _heard(rates, max(seconds, _LEAST_SECONDS.get(route.provider, 1)), 0, 0)
     elif into and "input_tokens" in units:
         details = used.get("input_token_details")
-        heard = _number(details.get("audio_tokens")) if isinstance(details, dict) else into
+        heard = count_of(details.get("audio_tokens")) if isinstance(details, dict) else into
         sound = {"input_audio_tokens": min(into, heard)} if "input_audio_tokens" in units else {}
-        usage = {"input_tokens": into, **sound, "output_tokens": _number(used.get("output_tokens"))}
+        out = max(out, count_of(used.get("total_tokens")) - into)
+        usage = {"input_tokens": into, **sound, "output_tokens": out}
     unread = [(name, count) for name, count in counts_of(used) if name not in _READ and not is_measure(name)]
     if usage is None or (unread and "input_tokens" not in units):
         return None
@@ -236,14 +252,7 @@ def _reranked(model: str, answer: Mapping[str, Any]) -> tuple[Usage, Nanos] | No
     if any(count and name not in ("search_units", "input_tokens") for name, count in stated.items()):
         return None  # what else is billed is not known
     if model in _BY_TOKEN:
-        tokens = _number(stated.get("input_tokens"))
+        tokens = count_of(stated.get("input_tokens"))
         return ({"input_tokens": tokens}, whole_nanos(tokens * _BY_TOKEN[model] / _PER)) if tokens else None
-    units = _number(stated.get("search_units"))
+    units = count_of(stated.get("search_units"))
     return ({"rerank_searches": units}, whole_nanos(units * _unit_price(model))) if units else None
-
-
-def _number(value: object) -> int:
-    """Return a count that is stated, rounded up; 0 for none."""
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 < value < 10**12:
-        return 0
-    return int(Decimal(value).to_integral_value(rounding=ROUND_CEILING))

@@ -22,7 +22,7 @@ from x402guard.vendors.prices import RegisteredBook, TokenCounter
 from x402guard.vendors.routes import Route, dialect_of, find_endpoint, find_route
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
-    r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
+    r"(?i).*(/chat/completions|/(v\d+\w*|openai|api)/(completions|responses|messages|embeddings|embed|rerank)|/messages/batches|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
     r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?|/v2/(chat|rerank)|/audio/transcriptions)"
 )
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
@@ -128,22 +128,31 @@ def classify(
     return None if route.flavour == "free" else route
 
 
-_SAYS: Final = frozenset({"messages", "contents", "prompt", "input", "query", "instances", "system"})
+_SAYS: Final = frozenset(
+    {"messages", "contents", "prompt", "input", "inputs", "texts", "message", "query", "instances", "system"}
+)
+_NAMES_MODEL: Final = re.compile(r"/models?/|/deployments/")
 _MOST_LOOKED_AT: Final = 16_777_216
 
 
-def speaks_to_a_model(body: bytes | None) -> bool:
+def speaks_to_a_model(path: str, body: bytes | None) -> bool:
     """True if a body has the shape of an LLM call, or cannot be looked at because it streams or is too large."""
     if body is None or len(body) > _MOST_LOOKED_AT:
         return True
     try:
-        return not _SAYS.isdisjoint(read_object(body))
+        said = read_object(body)
     except NotReadable:
-        return b'name="model"' in body  # a form
+        return bool(body.strip())  # a form, or packed, or what other readers may take for JSON
+    return not _SAYS.isdisjoint(said) and ("model" in said or _NAMES_MODEL.search(path) is not None)
 
 
 def unknown_host(request: RequestFacts, route: Unmetered) -> Refusal:
     """Return the refusal of an apparent LLM call to a host that is not metered."""
+    says = "looks like an LLM call, but its host is not metered (policy.unknown_llm_hosts)"
+    if request.begun:  # a seller's redirect has named the path: its words are not shown
+        return Refusal(
+            "unknown_llm_host", f"what {request.begun} redirected to {says}", error=Unpriced, words=request.host
+        )
     base = request.url.partition("?")[0]
     dialect = dialect_of(split_path(request.url).path)
     if dialect is not None:
@@ -151,10 +160,9 @@ def unknown_host(request: RequestFacts, route: Unmetered) -> Refusal:
     fix = f'Metering(endpoints={{"{base}": "{"openai" if dialect is None else dialect[0]}"}})'
     return Refusal(
         "unknown_llm_host",
-        f"{route.route_name} looks like an LLM call, but its host is not metered (policy.unknown_llm_hosts); name its "
-        f'provider with {fix}, or, only if it costs nothing, list it with Metering(free=["{base}*"])',
+        f"{route.route_name} {says}; name its provider with {fix}, or, only if it costs nothing, list it with "
+        f'Metering(free=["{base}*"])',
         error=Unpriced,
-        words=request.host if request.begun else "",
     )
 
 

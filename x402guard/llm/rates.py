@@ -21,6 +21,7 @@ from x402guard.llm.settings import Metering
 from x402guard.vendors.models import base_name, served_as
 from x402guard.vendors.prices import PriceBook, PricedModel
 from x402guard.vendors.regions import region_factor
+from x402guard.vendors.routes import MeteredHost
 
 UNPRICED: Final = "unpriced"
 
@@ -112,19 +113,19 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
     provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
     found = find_model(book, provider, asked, at_unix)
     if found is None:
-        return _unpriced(unpriced_model(call, asked, book, at_unix))
+        return _unpriced(unpriced_model(call, asked, book, at_unix, settings.models))
     priced, based_on = found
     produces = call.limit != 0
     by_length = "audio_seconds" in priced.units and not call.route.endpoint.host  # a sound that was reported
     if by_length:
-        return Rates(book, priced, based_on, dict(settings.price_context), _fixed_factor(call, priced))
+        return Rates(book, priced, based_on, dict(settings.price_context), fixed_factor(call.route.endpoint, priced))
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return _unpriced(
             f"model: {call.model!r} has no price for text tokens, so {call.route.flavour} calls cannot be priced"
         )
     if call.speaks and "output_audio_tokens" not in priced.units:
         return _unpriced(f"modalities: the price book has no price for audio output of {call.model!r}")
-    context, factor = dict(settings.price_context), _fixed_factor(call, priced)
+    context, factor = dict(settings.price_context), fixed_factor(call.route.endpoint, priced)
     asked_tiers = dict(call.context)
     if provider in _PROJECT_TIERS and not context.keys() & {"service_tier", "processing"}:
         asked_tiers.setdefault("service_tier", "auto")
@@ -149,16 +150,11 @@ def _unpriced(reason: str) -> Refusal:
     return Refusal(UNPRICED, reason, error=Unpriced)
 
 
-def _fixed_factor(call: Call, priced: PricedModel) -> Decimal:
-    """Return the factor of the call's region: the owner's for the model, or else the vendor's."""
-    own = priced.region_factor
-    return (
-        region_factor(call.route.endpoint, priced.model)
-        if own is None
-        else own
-        if call.route.endpoint.regional
-        else Decimal(1)
-    )
+def fixed_factor(endpoint: MeteredHost, priced: PricedModel) -> Decimal:
+    """Return the factor of an endpoint's region: the owner's for the model, or else the vendor's."""
+    if priced.region_factor is None:
+        return region_factor(endpoint, priced.known_as)
+    return priced.region_factor if endpoint.regional else Decimal(1)
 
 
 def _tier(book: PriceBook, priced: PricedModel, tier: tuple[str, str]) -> Decimal | None:
@@ -191,7 +187,7 @@ def billed_rates(
     model at another provider, or else as the provider's dearest tier in the book.
     """
     context, priced, note = dict(settings.price_context), rates.priced, ""
-    factor = _fixed_factor(call, priced) * (US_ONLY if us_only else 1)
+    factor = fixed_factor(call.route.endpoint, priced) * (US_ONLY if us_only else 1)
     # A tier that only the request names counts only if it costs more.
     asked = {key: value for key, value in call.context.items() if value not in NOT_DEARER}
     for key, value in {**asked, **tiers}.items():

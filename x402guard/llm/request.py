@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
+from x402guard.llm.leaves import count_of
 from x402guard.strict_json import NotReadable, read_object
 from x402guard.vendors.media import Media
+from x402guard.vendors.model_price import plain_tier
 from x402guard.vendors.routes import Flavour, Route
 
 UNREADABLE: Final = "unreadable_request"
@@ -124,14 +126,15 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
     unknown = find_unknown(sent)
     if unknown is not None:
         return Refusal(UNREADABLE, unknown, error=Unpriced)
-    by_header = {"service_tier": plain_tier(tier)} if tier and route.endpoint.dialect == "google" else {}
+    by_header = {"service_tier": plain_tier(tier)} if tier and route.endpoint.dialect in ("google", "bedrock") else {}
     tiers = _tiers(sent) | by_header
     named = {plain_tier(sent[name]) for name in ("service_tier", "serviceTier") if isinstance(sent.get(name), str)}
     if len(named) > 1:
         return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
     caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
     read = _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
-    keeps_long = b"12h" in body and b"cache" in body and route.flavour in ("chat", "responses")
+    may_keep = (b"12h" in body or b"\\u" in body) and route.flavour in ("chat", "responses")
+    keeps_long = may_keep and _has_value(sent, "ttl", "12h")
     return replace(read, tier=tier, keeps_long=keeps_long) if (tier or keeps_long) and isinstance(read, Call) else read
 
 
@@ -149,17 +152,30 @@ def _has_key(sent: Mapping[str, Any], name: str) -> bool:
     return False
 
 
+def _has_value(sent: Mapping[str, Any], name: str, wanted: str) -> bool:
+    """True if any object in a body has *wanted* under a key *name*."""
+    pending: list[Any] = [sent]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if value.get(name) == wanted:
+                return True
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return False
+
+
 def _tiers(sent: Mapping[str, Any]) -> dict[str, str]:
     """Return the price tiers that a body requests, by the names of the price book."""
     named = {"service_tier": sent.get("service_tier"), "speed": sent.get("speed")}
-    if isinstance(sent.get("serviceTier"), str):
-        named["service_tier"] = sent["serviceTier"]
+    listed = sent.get("serviceTier")
+    if isinstance(listed, str) or (isinstance(listed, dict) and isinstance(listed.get("type"), str)):
+        named["service_tier"] = listed if isinstance(listed, str) else listed["type"]
+    performance = sent.get("performanceConfig")
+    if isinstance(performance, dict):  # Bedrock's faster hardware, whose price no book has
+        named["latency"] = performance.get("latency")
     return {key: plain_tier(value) for key, value in named.items() if isinstance(value, str)}
-
-
-def plain_tier(name: str) -> str:
-    """Return a tier's name in lower case, without Google's prefixes."""
-    return name.lower().removeprefix("service_tier_").removeprefix("on_demand_")
 
 
 def _read(route: Route, model: str, sent: dict[str, Any], tiers: Mapping[str, str], *, caches: bool) -> Call | Refusal:
@@ -261,8 +277,7 @@ def asked_tokens(call: Call) -> int:
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            sizes = (value.get("numTokens"), value.get("num_tokens"))
-            found = max([found, *(size for size in sizes if type(size) is int)])
+            found = max(found, count_of(value.get("numTokens")), count_of(value.get("num_tokens")))
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from x402guard.flow.ports import Usage
 from x402guard.llm.content import declared_tools
-from x402guard.llm.leaves import counts_of
+from x402guard.llm.leaves import count_of, counts_of
 from x402guard.llm.rates import Rates, find_model
 from x402guard.llm.request import Call
-from x402guard.llm.tools_used import MAPS, grounds_by, is_grounded_by_prompt
+from x402guard.llm.tools_used import MAPS, grounds_by, is_grounded_by_prompt, searches_each_call
 from x402guard.vendors.models import model_maximum
 
 _CONTAINERS: Final[Mapping[str, Decimal]] = {
@@ -63,15 +63,23 @@ def _details(used: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _picture_model(call: Call) -> str:
-    named = [tool["model"] for tool in own_tools(call, "image_generation") if isinstance(tool.get("model"), str)]
-    return named[0] if len(set(named)) == 1 else _PICTURES[0]
+    named = {str(tool.get("model") or _PICTURES[0]) for tool in own_tools(call, "image_generation")}
+    return named.pop() if len(named) == 1 else _PICTURES[0]
+
+
+def adviser_of(call: Call) -> str:
+    """Return the model of a request's adviser; "" if it names none, or several."""
+    named = {str(tool.get("model") or "") for tool in own_tools(call, "advisor")}
+    return named.pop() if len(named) == 1 else ""
 
 
 def rates_of_other(rates: Rates, provider: str, model: str) -> Rates:
     """Return the prices of another model that took part in an answer: for an unlisted one, of its maker's dearest."""
     book, at_unix = rates.book, rates.priced.at_unix
     named = (model, *(_PICTURES if model.startswith(("gpt-image", "chatgpt-image")) else ()))
-    found = next((found for name in named if (found := find_model(book, provider, name, at_unix))), None)
+    homes = (provider, "anthropic") if model.startswith("claude") else (provider,)
+    pairs = ((home, name) for home in homes for name in named)
+    found = next((found for home, name in pairs if (found := find_model(book, home, name, at_unix))), None)
     if found is None:
         dearest = book.dearest(provider, at_unix)
         found = (rates.priced, rates.based_on) if dearest is None else (dearest, None)
@@ -94,6 +102,8 @@ def listed_costs(call: Call, rates: Rates, kinds: Collection[str], tokens: int) 
         yield "image_generation", _pictures_cost(call, rates)
     if "web_search" in kinds:
         yield "web_search", _searches_cost(call, rates)
+    if "file_search" in kinds:
+        yield "file_search", _file_searches_cost(call, rates)
     if "provider_tool" in kinds:
         yield "provider_tool", _advisers_cost(call, rates, tokens)
 
@@ -105,12 +115,16 @@ def _advisers_cost(call: Call, rates: Rates, tokens: int) -> Decimal:
     """
     total, limit = Decimal(0), call.limit or _LONGEST
     for tool in own_tools(call, "advisor"):
-        model, uses, longest = str(tool.get("model", "")), tool.get("max_uses"), tool.get("max_tokens")
+        model, uses, longest = (
+            str(tool.get("model", "")),
+            count_of(tool.get("max_uses")),
+            count_of(tool.get("max_tokens")),
+        )
         known = model_maximum("anthropic", model)
-        out = longest if type(longest) is int and longest > 0 else known.output_tokens if known else _LONGEST
+        out = longest or (known.output_tokens if known else _LONGEST)
         other = rates_of_other(rates, call.route.provider, model)
         one = other.dollars({"input_tokens": tokens + limit, "output_tokens": out})
-        total += one * (uses if type(uses) is int and uses > 0 else 1)
+        total += one * max(uses, 1)
     return total
 
 
@@ -129,8 +143,20 @@ def _searches_cost(call: Call, rates: Rates) -> Decimal:
         searched, mapped = grounds_by(call)
         maps = MAPS if mapped and is_grounded_by_prompt(call.model) else Decimal(0)
         return maps + (_search(rates) if searched or (mapped and not maps) else Decimal(0))
-    uses = [tool.get("max_uses") for tool in own_tools(call, "web_search")]
-    return _search(rates) * sum(use if type(use) is int and use > 0 else 1 for use in uses)
+    uses = [max(count_of(tool.get("max_uses")), 1) for tool in own_tools(call, "web_search")]
+    if searches_each_call(call):
+        uses = [*uses, 1]
+    return _search(rates) * max(sum(uses), count_of(call.body.get("max_tool_calls")) if uses else 0)
+
+
+def _file_searches_cost(call: Call, rates: Rates) -> Decimal:
+    """Return what one search in files costs for each tool of a request."""
+    tools = own_tools(call, "file_search")
+    return (
+        rates.dollars({"storage_searches": len(tools)})
+        if tools and "storage_searches" in rates.priced.units
+        else Decimal(0)
+    )
 
 
 def _search(rates: Rates) -> Decimal:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from x402guard.llm.content import declared_tools
 from x402guard.llm.events import SEARCHED
+from x402guard.llm.leaves import count_of
 from x402guard.llm.request import Call
 from x402guard.vendors.routes import Flavour
 
@@ -29,25 +30,26 @@ def tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any])
         types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
         for name, kind in _CALLS.items():
             asked = any(part.kind == kind for part in call.unbounded)
-            if kind == "web_search" and type(counted) is int and counted >= 0:
-                yield kind, counted  # one item may be several requests, and several items one
+            if kind == "web_search" and _is_count(counted):
+                yield kind, count_of(counted)  # one item may be several requests, and several items one
             elif asked or name in types:
                 yield kind, types.count(name)
     elif flavour == "messages":
         tools = stated.get("server_tool_use")
         count = tools.get("web_search_requests") if isinstance(tools, dict) else None
         asked = any(part.kind == "web_search" for part in call.unbounded)
-        if isinstance(count, int) or asked:
-            yield "web_search", count if isinstance(count, int) else 0
+        if isinstance(count, int | Decimal | str) or asked:
+            yield "web_search", count_of(count)
     elif flavour == "gemini":
         asked, searches = any(part.kind == "web_search" for part in call.unbounded), _grounded(call, answer)
         if asked or searches:
             yield "web_search", searches
-    elif _searches_each_call(call):
+    elif searches_each_call(call):
         yield "web_search", 1  # billed per call, with or without a search
 
 
-def _searches_each_call(call: Call) -> bool:
+def searches_each_call(call: Call) -> bool:
+    """True for OpenAI's models of chat that search: each call is billed as one search."""
     searches = any(part.kind == "web_search" for part in call.unbounded)
     return searches and call.route.flavour == "chat" and call.route.provider in ("openai", "azure")
 
@@ -57,6 +59,13 @@ def _called(item: Mapping[str, Any]) -> str | None:
     action = item.get("action")
     opens = isinstance(action, dict) and action.get("type") not in (None, "search")
     return None if opens else item.get("type")
+
+
+def _is_count(value: object) -> bool:
+    """True for a count, zero among them, and a text of digits."""
+    if isinstance(value, str):
+        return value.isascii() and value.isdigit()
+    return not isinstance(value, bool) and isinstance(value, int | Decimal) and value >= 0
 
 
 def _stated_searches(answer: Mapping[str, Any]) -> object:

@@ -11,10 +11,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.flow.ports import Usage
-from x402guard.llm.leaves import Unread, read_leaves
-from x402guard.llm.request import Call, costs_more_there, plain_tier
-from x402guard.llm.tool_costs import models_of_tools
+from x402guard.llm.leaves import Unread, count_of, read_leaves
+from x402guard.llm.rates import NOT_DEARER
+from x402guard.llm.request import Call, costs_more_there
+from x402guard.llm.tool_costs import adviser_of, models_of_tools
 from x402guard.llm.tools_used import UNITS, maps_cost, tools_used
+from x402guard.vendors.model_price import plain_tier
+from x402guard.vendors.models import base_name
 from x402guard.vendors.prices import LONG_WRITES, PriceBook
 
 _NOT_COUNTS: Final = frozenset(
@@ -105,7 +108,7 @@ def read_usage(
         answer = {**answer, field: stated} if isinstance(found, dict) else answer
     else:
         _check_counts(stated)
-    rounds, others = _rounds_of(call, stated)
+    rounds, others = _rounds_of(call, answer, stated)
     usages = [_extracted(call, {**answer, "usage": each}, book) for each in rounds]
     usage = _summed(usages) if rounds else _extracted(call, answer, book)
     hidden = _beyond_parts(stated, usage) if completes and not rounds else 0
@@ -240,19 +243,22 @@ def _keeps_an_hour(body: Mapping[str, Any]) -> bool:
     return False
 
 
-def _rounds_of(call: Call, stated: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def _rounds_of(
+    call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Return Anthropic's requests to models within one answer: those to the model that was asked, and those to others.
 
     The totals of an answer leave out compactions and other models; what they have beyond the rounds is one more.
     """
     listed = stated.get("iterations") if call.route.flavour == "messages" else None
-    if not isinstance(listed, list) or not listed:
+    if not isinstance(listed, list) or not any(isinstance(each, dict) for each in listed):
         return [], []
     rounds: list[Mapping[str, Any]] = [
         {**each, **{key: _whole(each.get(key)) for key in _SUMMED}} for each in listed if isinstance(each, dict)
     ]
-    others = [each for each in rounds if isinstance(each.get("model"), str) and each["model"] not in ("", call.model)]
-    own = [each for each in rounds if each not in others]
+    own, others = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
+    for each in rounds:
+        (own if _is_own(call, answer, each) else others).append(each)
     summed = [each for each in rounds if each.get("type") not in ("compaction", "advisor_message")]
     rest: dict[str, Any] = {
         key: max(0, _whole(stated.get(key)) - sum(_whole(each.get(key)) for each in summed)) for key in _SUMMED
@@ -261,7 +267,31 @@ def _rounds_of(call: Call, stated: Mapping[str, Any]) -> tuple[list[Mapping[str,
     if _whole(split.get(_HOUR)) > sum(_whole(_object(each.get("cache_creation")).get(_HOUR)) for each in own):
         own = [each if each.get("cache_creation") else {**each, **_kept_an_hour(each)} for each in own]
         rest |= _kept_an_hour(rest)
-    return [*own, rest] if rounds and any(_whole(count) for count in rest.values()) else own, others
+    return [*own, rest] if not own or any(_whole(count) for count in rest.values()) else own, others
+
+
+def _is_own(call: Call, answer: Mapping[str, Any], each: Mapping[str, Any]) -> bool:
+    """True for a request to the model that was asked, under any of its names; an adviser is another model, named or not."""
+    named = each.get("model")
+    if each.get("type") == "advisor_message":
+        return False
+    if not isinstance(named, str) or not named:
+        return True
+    is_fallback = each.get("type") == "fallback_message"
+    return is_same_model(call.model, named) or (not is_fallback and named == answer.get("model"))
+
+
+def is_same_model(asked: str, named: str) -> bool:
+    """True if an answer names the model that was asked, without a gateway's or a region's prefix, or with a date."""
+    bare = asked.rpartition("/")[2]
+    return len(named) <= _LONGEST_NAME and (
+        named in (asked, bare)
+        or (base_name(named) or named) == (base_name(bare) or bare)
+        or re.search(rf"[./]{re.escape(named)}(-v\d+(:\d+)?)?$", asked) is not None
+    )
+
+
+_LONGEST_NAME: Final = 200
 
 
 _HOUR: Final = "ephemeral_1h_input_tokens"
@@ -290,7 +320,12 @@ def _parts_of(
         return (), ()
     parts, unread = [], list[tuple[str, int]]()
     flavour, reads = call.route.flavour, book.reads(call.route.provider, call.route.flavour)
-    listed = [*((str(each["model"]), each, "provider_tool") for each in others), *models_of_tools(call, answer)]
+    named = (each.get("model") for each in others)
+    models = [name if isinstance(name, str) and name else adviser_of(call) for name in named]
+    listed = [
+        *((model, each, "provider_tool") for model, each in zip(models, others, strict=True)),
+        *models_of_tools(call, answer),
+    ]
     for model, used, kind in listed:
         usage = _extracted(call, {"usage": used}, book)
         usage["output_tokens"] = usage.get("output_tokens", 0) + _beyond_parts(used, usage)
@@ -307,17 +342,24 @@ def _leaves_of(flavour: str, answer: Mapping[str, Any], stated: Mapping[str, Any
         return meta
     if flavour != "responses" or not isinstance(tools, dict):
         return stated
-    searches = {key: count for key, count in _object(tools.get("web_search")).items() if key != "num_requests"}
-    return {**stated, "tool_usage": {**tools, "image_gen": None, "web_search": searches}}
+    searched, pictured = tools.get("web_search"), tools.get("image_gen")
+    left = {key: each for key, each in tools.items() if key not in ("web_search", "image_gen")}
+    # What is read elsewhere, if it has the form in which it is read.
+    if isinstance(searched, dict):
+        left["web_search"] = {
+            key: each for key, each in searched.items() if key != "num_requests" or isinstance(each, list | dict)
+        }
+    else:
+        left["web_search"] = searched
+    left["image_gen"] = None if isinstance(pictured, dict) else pictured
+    return {**stated, "tool_usage": left}
 
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _whole(count: object) -> int:
-    """Return a count as it is, and 0 for what is none."""
-    return count if type(count) is int else 0
+_whole = count_of
 
 
 _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
@@ -333,15 +375,17 @@ def _beyond_parts(stated: Mapping[str, Any], usage: Usage) -> int:
 
 def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the price tiers that the answer was billed at, as the answer states them."""
-    for tier in (
+    named = (
         answer.get("service_tier"),
         stated.get("service_tier"),
         stated.get("serviceTier"),
         stated.get("trafficType"),
-    ):
-        if isinstance(tier, str):
-            plain = plain_tier(tier)
-            yield ("processing", "batch") if plain == "batch" else ("service_tier", plain)
+    )
+    tiers = [
+        plain_tier(tier) for tier in (*named, _object(answer.get("serviceTier")).get("type")) if isinstance(tier, str)
+    ]
+    for plain in sorted(tiers, key=lambda tier: tier not in NOT_DEARER):  # of two, the dearer one
+        yield ("processing", "batch") if plain == "batch" else ("service_tier", plain)
     if isinstance(stated.get("speed"), str):
         yield "speed", stated["speed"]
 

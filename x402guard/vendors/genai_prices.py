@@ -31,6 +31,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _MAKERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "deepseek")
+_LONGEST_NAME: Final = 300
 _MOST_NAMES: Final = 10_000
 
 
@@ -309,6 +310,8 @@ class GenaiPriceBook:
         return prices
 
     def _look_up(self, provider: str, model: str) -> tuple[Provider, ModelInfo] | None:
+        if len(model) > _LONGEST_NAME:
+            return None  # an answer may name anything, and what was looked up is kept
         key = (provider, model)
         try:
             return self._names[key]

@@ -27,7 +27,6 @@ UNITS: Final = frozenset(
         *(f"{kind}{end}_tokens" for kind in ("input", "output") for end in ("", "_text", "_audio", "_image", "_video")),
         *(f"cache{kind}_read_tokens" for kind in ("", "_text", "_audio", "_image", "_video")),
         "cache_write_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens",
-        "cache_write_12h_tokens",
         "input_characters", "audio_seconds", "input_audio_seconds", "output_audio_seconds", "input_images", "input_pixels",
         "input_document_pages", "rerank_searches", "web_searches", "social_searches",
         "storage_searches", "code_executions", "requests",
@@ -89,7 +88,9 @@ class ModelPrice:
         self._set("table", {} if self.like is not None else self._read_table(plain))
         for name in ("units", "tiers"):
             self._set(name, dict(_mapping(name, getattr(self, name))))
-        self._set("tier_factors", {str(tier): _factor(f"tiers[{tier!r}]", by) for tier, by in self.tiers.items()})
+        self._set(
+            "tier_factors", {plain_tier(str(tier)): _factor(f"tiers[{tier!r}]", by) for tier, by in self.tiers.items()}
+        )
         self._set("region_factor", None if self.region is None else _factor("region", self.region))
         self._set("times", Decimal(1) if self.factor is None else _factor("factor", self.factor))
 
@@ -118,8 +119,16 @@ class ModelPrice:
                    for name, price in _mapping("units", self.units).items()}  # fmt: skip
         prices = _with_parts(prices)
         table: dict[str, Tiers] = {unit: ((0, price),) for unit, price in prices.items()}
-        for start, more in sorted((_start(start), more) for start, more in (self.above or {}).items()):
+        longer = {} if self.above is None else _mapping("above", self.above)
+        for start, more in sorted((_start(start), more) for start, more in longer.items()):
             known = {_unit(f"above[{start}].{name}", _NAMED.get(name, name)): name for name in _mapping("above", more)}
+            new = known.keys() - table.keys()
+            if new:
+                raise ConfigError(
+                    f"above[{start}].{known[min(new)]}: it has no price for shorter requests; name it in units too"
+                )
+            if self.cached_input is None and "input_tokens" in known:
+                known.setdefault("cache_read_tokens", known["input_tokens"])
             for unit, tiers in table.items():
                 name = known.get(unit)
                 price = tiers[-1][1] if name is None else _each(f"above[{start}]", name, more[name])
@@ -150,19 +159,29 @@ class ModelPrice:
                     table[unit] = ((0, own), *((start, _times(own, price, first)) for start, price in tiers[1:]))
             elif unit.endswith("_tokens"):
                 whole = "output_tokens" if unit.startswith("output_") else "input_tokens"
-                standard, known = dict(book.get(whole, ())), dict(table[whole])
+                mine, standard = table[whole], book.get(whole, ())
                 table[unit] = tuple(
-                    (start, _times(known.get(start, known[0]), price, standard.get(start, price)))
-                    for start, price in tiers
+                    (start, _times(_at(mine, start), _at(tiers, start), _at(standard, start)))
+                    for start in sorted({each[0] for each in (*mine, *tiers)})
                 )
             else:
                 table[unit] = tiers
         return table
 
 
+def _at(tiers: Tiers, start: int) -> Decimal:
+    """Return the price of a request of so many tokens; 0 for a unit without a price."""
+    return next((price for begins, price in reversed(tiers) if begins <= start), Decimal(0))
+
+
 def _times(own: Decimal, price: Decimal, standard: Decimal) -> Decimal:
     """Return *own* times what *price* is of the book's *standard* one, at least *own*: a cheaper one is the book's alone."""
     return max(own, own * price / standard) if standard else own
+
+
+def plain_tier(name: str) -> str:
+    """Return a tier's name in lower case, without Google's prefixes."""
+    return name.lower().removeprefix("service_tier_").removeprefix("on_demand_")
 
 
 def scaled(table: PriceTable, standard: PriceTable, dearer: PriceTable) -> PriceTable:

@@ -89,6 +89,16 @@ class RegisteredBook:
         if price.like is not None:
             if before is None:
                 raise ValueError(f"{price.like!r} is no longer in the book")
+            other = self.owner_prices.get(price.like)
+            if other is not None and other.like is None:  # which the owner has priced as well
+                return (
+                    self.cost(
+                        _priced("owner", other, priced.provider, price.like, priced.at_unix, before=before),
+                        usage,
+                        context,
+                    )
+                    * price.times
+                )
             return self.book.cost(before, usage, context) * price.times
         factors = [by for key, by in price.tier_factors.items() if key in context.values()]
         cost_at = getattr(self.book, "cost_at", None)
@@ -98,8 +108,9 @@ class RegisteredBook:
         if before is not None:
             standard = self.book.table(before, {})
             table = price.completed(standard)
-            if not factors and context:
-                table = scaled(table, standard, self.book.table(before, context))
+            others = {key: value for key, value in context.items() if value not in price.tier_factors}
+            if others:
+                table = scaled(table, standard, self.book.table(before, others))
         cost: Decimal = cost_at(table, usage)
         return cost * max(factors, default=Decimal(1))
 

@@ -50,8 +50,12 @@ def test_what_is_said_to_be_free_is_not_spoken_of():
     ("url", "body", "fix"),
     [
         (LOCAL, {"model": "m", "messages": []}, 'Metering(endpoints={"http://127.0.0.1:8000/v1": "openai"})'),
-        ("https://llm.example/api/v1/messages", {"messages": [1]}, '{"https://llm.example/api": "anthropic"}'),
-        ("https://llm.example/v2/chat", {"messages": [1]}, '{"https://llm.example": "cohere"}'),
+        (
+            "https://llm.example/api/v1/messages",
+            {"model": "m", "messages": [1]},
+            '{"https://llm.example/api": "anthropic"}',
+        ),
+        ("https://llm.example/v2/chat", {"model": "m", "messages": [1]}, '{"https://llm.example": "cohere"}'),
         ("https://vertex.example/models/gemini-3:generateContent", {"contents": []}, '"openai"}'),
     ],
 )

@@ -9,7 +9,7 @@ from x402guard import ConfigError, ModelPrice
 from x402guard.guard.settings import load_settings
 from x402guard.vendors.genai_prices import GenaiPriceBook, _price_keys
 from x402guard.vendors.model_price import UNITS
-from x402guard.vendors.prices import LONG_WRITES, RegisteredBook
+from x402guard.vendors.prices import RegisteredBook
 
 AT = 1_796_040_000
 BOOK = GenaiPriceBook()
@@ -85,7 +85,7 @@ def test_a_mistake_in_a_price_is_named(price, says):
 
 
 def test_each_unit_and_each_two_of_them_have_a_price_that_the_book_can_compute():
-    assert UNITS - set(_price_keys()) == {LONG_WRITES, "input_images"}
+    assert UNITS - set(_price_keys()) == {"input_images"}
     for units in itertools.combinations(sorted(UNITS), 2):
         own = ModelPrice(input="1", output="2", units=dict.fromkeys(units, "3"))
         into, out = ("3" if f"{way}_tokens" in units else price for way, price in (("input", "1"), ("output", "2")))

@@ -20,7 +20,7 @@ from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
 from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer
-from x402guard.http.guarded import metered_request
+from x402guard.http.routed import metered_request
 from x402guard.kernel.rows import Delivery, Hold, Nanos, NodeKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, end_call
