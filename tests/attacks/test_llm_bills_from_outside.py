@@ -189,6 +189,20 @@ def test_what_only_looks_like_a_field_names_no_model(before):
         assert Books(answer).post(url, content=decoyed, headers=FORM).spent == right > 0
 
 
+@pytest.mark.parametrize(
+    "content_type",
+    ["multipart/form-data; boundary=inner", "multipart/form-data; boundary=BBBB; boundary=inner", "multipart/form-data",
+     "multipart/mixed; boundary=BBBB", "text/plain", "multipart/form-data; boundary*=utf-8''inner", "x\udc80",
+     "multipart/form-data; boundary=BBBB, multipart/form-data; boundary=inner"],
+)  # fmt: skip
+def test_a_form_is_read_with_the_boundary_of_its_content_type_or_not_at_all(content_type):
+    hidden = b'--inner\r\nContent-Disposition: form-data; name="model"\r\n\r\ngpt-4o-transcribe\r\n--inner--'
+    fields = [named('name="model"', "gpt-4o-mini-transcribe"), ('Content-Disposition: form-data; name="p"', hidden)]
+    headers = {"content-type": content_type.encode("utf-8", "surrogateescape")}
+    with pytest.raises((X402GuardError, UnicodeError)):
+        Books({"text": "x"}).post(f"{OPENAI}/audio/transcriptions", content=form(*fields, SOUND), headers=headers)
+
+
 def test_a_form_is_read_in_linear_time():
     def seconds(times):
         begun = time.process_time()

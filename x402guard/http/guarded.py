@@ -263,7 +263,7 @@ class Guarded:
         incoming.logical.is_metered = True
         encoding = incoming.header("content-encoding")
         tier = next(filter(None, map(incoming.header, _TIER_HEADERS)), "")
-        upload = Upload(body, encoding or "", tier)
+        upload = Upload(body, encoding or "", tier, incoming.header("content-type") or "")
         return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:

@@ -70,11 +70,12 @@ _TIMED_OUT: Final = frozenset({408, 499})
 
 
 class Upload(Struct, frozen=True):
-    """A request's body (None if it streams past ``max_body_bytes``), its content encoding, and the tier that a header requests."""
+    """A request's body (None if it streams past ``max_body_bytes``), its content encoding and type, and a header's tier."""
 
     body: bytes | None
     encoding: str
     tier: str = ""
+    kind: str = ""
 
 
 class InFlight(Struct, frozen=True):
@@ -120,7 +121,8 @@ def called(
     if route.flavour in LISTED:
         place = place_of(request.host, split_path(request.url).path)
         price = yield Compute(
-            lambda now_ms: price_listed(meter, route, upload.body, place, now_ms // 1000), quick=False
+            lambda now_ms: price_listed(meter, route, upload.body, upload.kind, place=place, at_unix=now_ms // 1000),
+            quick=False,
         )
         if isinstance(price, Refusal):
             raise (yield from refused(context, price))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from email.message import Message
 from email.parser import BytesHeaderParser
 from typing import Final
 
 from msgspec import Struct
 
+_NAMES: Final = re.compile(r"(?i)boundary\s*\*?[0-9]*\*?\s*=")
 _LONGEST_BOUNDARY: Final = 200
 _LONGEST_HEAD: Final = 4_096
 _MOST_PARTS: Final = 100
@@ -20,10 +23,17 @@ class Field(Struct, frozen=True):
     is_file: bool
 
 
-def read_form(body: bytes) -> list[Field] | None:
-    """Return the fields of a form, in order; None for a body that servers may read in another way, or not at all."""
-    boundary = body[:_LONGEST_BOUNDARY].partition(b"\r\n")[0]
-    if boundary[:2] != b"--" or len(boundary) < 3:
+def read_form(body: bytes, content_type: str) -> list[Field] | None:
+    """Return the fields of a form, in order; None for a body that servers may read in another way, or not at all.
+
+    Nothing stands before its first boundary, and that is the one of its content type.
+    """
+    header = Message()
+    header["content-type"] = content_type
+    named = header.get_boundary("")
+    boundary = b"--" + named.encode("ascii", "replace")
+    is_plain = header.get_content_type() == "multipart/form-data" and len(_NAMES.findall(content_type)) == 1
+    if not is_plain or not 0 < len(named) <= _LONGEST_BOUNDARY:
         return None
     before, *parts = (b"\r\n" + body).split(b"\r\n" + boundary, _MOST_PARTS + 2)
     if before or len(parts) > _MOST_PARTS or parts[-1].strip() != b"--":

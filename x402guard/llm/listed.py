@@ -17,7 +17,7 @@ from x402guard.kernel.rows import Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
 from x402guard.llm.dearest import unread_cost
-from x402guard.llm.forms import read_form, seconds_of_flac
+from x402guard.llm.forms import Field, read_form, seconds_of_flac
 from x402guard.llm.leaves import count_of, counts_of, is_measure
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, fixed_factor, whole_nanos
@@ -57,19 +57,22 @@ _LINKS: Final = re.compile(r"(?i)url|uri|file_?id|link")
 _LONGEST_S: Final = 86_400
 
 
-def price_listed(meter: Meter, route: Route, body: bytes | None, url_place: str, at_unix: int) -> FixedPrice | Refusal:
-    """Return what a request is held at, or a refusal if that cannot be known. *url_place* is its host and path."""
+def price_listed(
+    meter: Meter, route: Route, body: bytes | None, content_type: str, *, place: str, at_unix: int
+) -> FixedPrice | Refusal:
+    """Return what a request is held at, or a refusal if that cannot be known. *place* is its host and path."""
     if body is None:
         return _unreadable("body", "it streams past max_body_bytes, so it cannot be priced")
     if route.flavour == "transcription":
-        return _transcription(meter, route, body, url_place, at_unix)
+        fields = read_form(body, content_type)
+        return _transcription(meter, route, fields, size=len(body), place=place, at_unix=at_unix)
     try:
         sent = read_object(body)
     except NotReadable as error:
         return _unreadable("body", f"{error}; a metered call has to be one JSON object")
     if route.flavour == "rerank":
-        return _rerank(route, sent, url_place)
-    return _batch(meter, route, sent, url_place, at_unix)
+        return _rerank(route, sent, place)
+    return _batch(meter, route, sent, place, at_unix)
 
 
 def _unreadable(field: str, reason: str) -> Refusal:
@@ -159,8 +162,9 @@ def _unit_price(model: str) -> Decimal:
     return Decimal("0.002") if _CHEAPER.match(model) else _UNIT_PRICE
 
 
-def _transcription(meter: Meter, route: Route, body: bytes, place: str, at_unix: int) -> FixedPrice | Refusal:
-    fields = read_form(body)
+def _transcription(
+    meter: Meter, route: Route, fields: list[Field] | None, *, size: int, place: str, at_unix: int
+) -> FixedPrice | Refusal:
     if fields is None:
         return _unreadable("body", "it is no form that every server reads alike, so it cannot be priced")
     models = [each.value for each in fields if each.name.strip().lower() == "model"]
@@ -173,8 +177,8 @@ def _transcription(meter: Meter, route: Route, body: bytes, place: str, at_unix:
     if rates is None:
         return _unpriced(f"model: {route.provider} has no price for {model!r}")
     flac = max((seconds_of_flac(each.value) or 0 for each in fields if each.is_file), default=0)
-    seconds = max(len(body) // _BYTES_A_SECOND + 1, min(flac, _LONGEST_S), _LEAST_SECONDS.get(route.provider, 1))
-    tokens = max(-(-len(body) // BYTES_PER_AUDIO_TOKEN), min(flac, _LONGEST_S) * _TOKENS_A_SECOND)
+    seconds = max(size // _BYTES_A_SECOND + 1, min(flac, _LONGEST_S), _LEAST_SECONDS.get(route.provider, 1))
+    tokens = max(-(-size // BYTES_PER_AUDIO_TOKEN), min(flac, _LONGEST_S) * _TOKENS_A_SECOND)
     amount = whole_nanos(rates.dollars(_heard(rates, seconds, tokens)))
     return FixedPrice(route.provider, place, amount, model, "book")
 
