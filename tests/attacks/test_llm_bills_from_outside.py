@@ -96,6 +96,33 @@ def test_a_background_response_costs_what_the_same_call_costs_that_waits(host, m
     assert direct.spent > 0
 
 
+@pytest.mark.parametrize(
+    ("tool", "ran", "more"),
+    [
+        (
+            {"type": "code_interpreter", "container": {"type": "auto", "memory_limit": "64g"}},
+            {"type": "code_interpreter_call", "id": "c", "status": "completed"},
+            {},
+        ),
+        (
+            {"type": "image_generation", "model": "gpt-image-1"},
+            {"type": "image_generation_call", "id": "i", "status": "completed"},
+            {"tool_usage": {"image_gen": {"input_tokens": 60, "output_tokens": 7_024, "total_tokens": 7_084}}},
+        ),
+    ],
+)
+def test_the_tools_of_a_background_response_cost_what_they_cost_in_one_that_waits(tool, ran, more):
+    allowances = {"code_execution": "$0.03", "image_generation": "$0.01"}
+    said = {"model": "gpt-6-sol", "input": WORDS, "max_output_tokens": 2_000, "tools": [tool]}
+    used = {"input_tokens": 9_000, "output_tokens": 200, "total_tokens": 9_200}
+    done = {"id": "resp_1", "status": "completed", "output": [ran], "model": "gpt-6-sol", "usage": used, **more}
+    queued = {**done, "status": "queued", "usage": None, "output": [], "tool_usage": None}
+    direct = Books(done, allowances=allowances).post(f"{OPENAI}/responses", said)
+    behind = Books(lambda request: queued if request.method == "POST" else done, allowances=allowances)
+    behind.post(f"{OPENAI}/responses", {**said, "background": True}, poll=f"{OPENAI}/responses/resp_1")
+    assert (behind.spent, behind.still) == (direct.spent, 0)
+
+
 @pytest.mark.parametrize("differs", [{"id": "resp_2"}, {"status": "searching"}, {"status": None}])
 def test_an_answer_to_a_poll_that_is_of_another_response_or_has_not_ended_frees_nothing(differs):
     done = {"id": "resp_1", "status": "completed", "output": [], "model": "gpt-6-sol"}
@@ -113,6 +140,7 @@ def test_an_answer_to_a_poll_that_is_of_another_response_or_has_not_ended_frees_
     ("url", "model", "response"),
     [
         (COHERE, "command-a-03-2025", httpx.Response(500, json={"message": {"content": [{"type": "text", "text": "x"}]}})),
+        (COHERE, "command-a-03-2025", httpx.Response(500, json={"message": {"words": "of the model"}})),
         (COHERE, "command-a-03-2025", httpx.Response(429, json={"message": {"content": [{"type": "text", "text": "x"}]}})),
         (f"{OPENAI}/chat/completions", "gpt-4o", httpx.Response(400, content=events(b'{"choices":[1]}'), headers=LINES)),
         (f"{OPENAI}/chat/completions", "gpt-4o", httpx.Response(500, json={"error": {"usage": {"total_tokens": 9_000}}})),
@@ -129,6 +157,13 @@ def test_an_error_that_may_have_been_billed_is_booked_at_its_ceiling(url, model,
 )
 def test_what_cannot_be_read_after_an_error_in_a_stream_counts_as_content(after):
     content = events(b'{"error":{"message":"late"}}', after, b"[DONE]")
+    books = Books(httpx.Response(200, content=content, headers=LINES))
+    books.post(f"{OPENAI}/chat/completions", asked("gpt-4o", stream=True))
+    assert books.spent == books.held > 0
+
+
+def test_lines_that_are_no_event_after_an_error_count_as_content():
+    content = events(b'{"error":{"message":"late"}}') + b"words of the model\n\n" + events(b"[DONE]")
     books = Books(httpx.Response(200, content=content, headers=LINES))
     books.post(f"{OPENAI}/chat/completions", asked("gpt-4o", stream=True))
     assert books.spent == books.held > 0
@@ -203,6 +238,31 @@ def test_a_form_is_read_with_the_boundary_of_its_content_type_or_not_at_all(cont
         Books({"text": "x"}).post(f"{OPENAI}/audio/transcriptions", content=form(*fields, SOUND), headers=headers)
 
 
+def test_a_field_that_says_two_names_is_read_by_nobody_alike():
+    two = named('name="prompt"\r\nContent-Disposition: form-data; name="file_url"', "https://files.example/long.mp3")
+    with pytest.raises(X402GuardError, match="no form that every server reads alike"):
+        Books({}).post(MISTRAL, content=form(named('name="model"', "voxtral-mini-latest"), two), headers=FORM)
+
+
+def test_a_sound_without_a_bit_to_say_is_held_by_the_length_that_it_states():
+    seconds, rate = 7_200, 16_000
+    told = (rate << 44 | 15 << 36 | seconds * rate).to_bytes(8)
+    flac = b"fLaC\x80\x00\x00\x22" + b"\x10\x00" * 2 + bytes(6) + told + bytes(16)
+    sent = form(named('name="model"', "whisper-1"), (SOUND[0], flac))
+    books = Books({"text": "x"}).post(f"{OPENAI}/audio/transcriptions", content=sent, headers=FORM)
+    assert books.spent == books.held == seconds * 100_000
+
+
+def test_a_total_beyond_the_parts_of_a_transcription_is_billed():
+    used = {"input_tokens": 9_000, "output_tokens": 9_000, "total_tokens": 90_000}
+    sent = form(named('name="model"', "gpt-4o-transcribe"), SOUND)
+    spent = [
+        Books({"text": "x", "usage": each}).post(f"{OPENAI}/audio/transcriptions", content=sent, headers=FORM).spent
+        for each in (used, {**used, "output_tokens": 81_000})
+    ]
+    assert spent[0] == spent[1] > 0
+
+
 def test_a_form_is_read_in_linear_time():
     def seconds(times):
         begun = time.process_time()
@@ -267,6 +327,36 @@ def test_a_usage_that_falls_in_a_chat_stream_is_not_the_last_one():
 def iterations(*rounds, model="claude-sonnet-5"):
     used = {"input_tokens": 1_000, "output_tokens": 100, "iterations": list(rounds)}
     return {**MESSAGE, "model": model, "usage": used}
+
+
+def test_what_an_answer_totals_beyond_its_rounds_is_billed_though_it_also_has_a_compaction():
+    compaction = {"type": "compaction", "input_tokens": 5_000, "output_tokens": 500}
+    own = {"type": "message", "input_tokens": 400, "output_tokens": 60}
+    books = Books(iterations(compaction, own)).post(CLAUDE, asked("claude-sonnet-5"))  # totals: 1,000 and 100
+    assert books.spent == 6_000 * 2_000 + 600 * 10_000
+
+
+def test_pictures_whose_counts_have_another_form_are_told_and_booked():
+    tool = {"type": "image_generation", "model": "gpt-image-2"}
+    ran = {"type": "image_generation_call", "id": "i", "status": "completed"}
+    used = {"input_tokens": 9_000, "output_tokens": 200, "total_tokens": 9_200}
+    done = {"id": "r", "status": "completed", "output": [ran], "model": "gpt-6-sol", "usage": used}
+    said = {"model": "gpt-6-sol", "input": WORDS, "max_output_tokens": 2_000, "tools": [tool]}
+    spent = []
+    for stated in ({}, {"tool_usage": {"image_gen": [{"output_tokens": 7_024}]}}):
+        books = Books({**done, **stated}, allowances={"image_generation": "$0.01"})
+        spent.append(books.post(f"{OPENAI}/responses", said).spent)
+    assert spent[0] < spent[1]
+
+
+@pytest.mark.parametrize("tiers", [("priority", "default"), ("default", "priority")])
+def test_of_two_stated_tiers_the_dearer_one_is_billed(tiers):
+    used = {"prompt_tokens": 9_000, "completion_tokens": 900}
+    spent = []
+    for first, second in (tiers, ("priority", "priority")):
+        answer = {**ENDED, "model": "gpt-5.5", "service_tier": first, "usage": {**used, "service_tier": second}}
+        spent.append(Books(answer).post(f"{OPENAI}/chat/completions", asked("gpt-5.5")).spent)
+    assert spent[0] == spent[1] > 0
 
 
 def test_an_adviser_that_is_not_named_is_the_one_that_was_asked():

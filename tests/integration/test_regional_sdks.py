@@ -182,6 +182,22 @@ def test_claude_on_bedrock_is_booked_from_its_frames():
         assert session.spent * 10**9 == SONNET * 11 // 10
 
 
+def test_frames_whose_words_were_changed_on_their_way_cost_the_ceiling():
+    place = len(FRAMES) - 60  # in the last payload, past the checksum of its length
+    changed = FRAMES[:place] + bytes([FRAMES[place] ^ 1]) + FRAMES[place + 1 :]
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        held = []
+
+        def vendor(_request):
+            held.append(session.held)
+            return httpx.Response(200, content=changed, headers={"content-type": KIND})
+
+        said = {"anthropic_version": "bedrock-2023-05-31", "messages": HI, "max_tokens": 100}
+        with httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(vendor))) as http:
+            http.post(INVOKE, json=said)
+        assert (session.spent, session.held) == (held[0], 0)
+
+
 INVOKE = f"https://bedrock-runtime.us-east-1.amazonaws.com/model/{ON_BEDROCK}/invoke-with-response-stream"
 ASKED = {"anthropic_version": "bedrock-2023-05-31", "max_tokens": 100, "messages": HI}
 
