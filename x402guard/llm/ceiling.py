@@ -194,7 +194,8 @@ def _allowances(call: Call, settings: Metering, rates: Rates, tokens: int) -> De
             reason = f"{part.field}: the size of the request does not bound its cost ({part.kind})"
             return Refusal(
                 UNBOUNDED_INPUT,
-                f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})',
+                f'{reason}; leave it out, or hold its price for it with Metering(allowances={{"{part.kind}": "…"}}), '
+                "in dollars for one",
                 error=Unpriced,
             )
         allowed[part.kind] = allowed.get(part.kind, Decimal(0)) + allowance

@@ -166,7 +166,9 @@ def _transcription(
     meter: Meter, route: Route, fields: list[Field] | None, *, size: int, place: str, at_unix: int
 ) -> FixedPrice | Refusal:
     if fields is None:
-        return _unreadable("body", "it is no form that every server reads alike, so it cannot be priced")
+        return _unreadable(
+            "body", "it is no form that every server reads alike, so it cannot be priced; send multipart/form-data"
+        )
     models = [each.value for each in fields if each.name.strip().lower() == "model"]
     if len(models) != 1 or not 0 < len(models[0]) <= _LONGEST_MODEL:
         return _unreadable("model", "the form has to name one model, so that it can be priced")

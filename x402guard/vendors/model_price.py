@@ -249,12 +249,17 @@ def _each(where: str, name: str, price: Dollars) -> Decimal:
 def _start(start: object) -> int:
     text = str(start).replace("_", "")
     if isinstance(start, bool) or not text.isdecimal() or not 0 < int(text) < 10**12:
-        raise ConfigError(f"above: {start!r} is not a number of input tokens")
+        raise ConfigError(f"above: {start!r} is not a number of input tokens, such as 200_000")
     return int(text)
 
 
 def _factor(name: str, by: Dollars) -> Decimal:
-    found = _price(name, by)
+    try:
+        found = nanos_to_decimal(dollars_to_nanos(by, field=name))
+    except ValueError:
+        found = Decimal(0)
+    except TypeError as error:  # a float
+        raise ConfigError(str(error)) from error
     if not 0 < found <= _MOST_FACTOR:
         raise ConfigError(f'{name}: {by!r} is not a factor above 0 and up to {_MOST_FACTOR}, such as "1.1"')
     return found
