@@ -1,5 +1,6 @@
 """The same call again and again is a loop without a clock: what counts is that nothing new is done between."""
 
+import httpx
 import pytest
 
 from tests.behaviour.guards.test_loops import STEPS, answer_of, searches
@@ -100,3 +101,27 @@ def test_what_was_given_back_does_not_count(ledger_url):
 def test_a_number_of_repeats_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=r"policy\.loop\.repeats"):
         Loop(repeats=0)
+
+
+def test_a_call_that_was_given_back_counts_for_no_loop(ledger_url):
+    clock = Clock()
+    policy = Policy(breaker=None, velocity=None)
+    with (
+        make_guard(open_store(ledger_url, clock_ms=clock), policy=policy) as guard,
+        guard.session("outage", budget="$50.00") as session,
+    ):
+        status = [503]
+        http = client(
+            session, lambda request: answer_of(request) if status[0] == 200 else httpx.Response(503, text="busy")
+        )
+
+        def call():
+            http.post(CHAT, json=ask())
+
+        assert slowly(call, clock, 60) == (60, "")  # nothing was bought
+        status[0] = 200
+        assert slowly(call, clock, 20) == (20, "")
+        status[0] = 503
+        assert slowly(call, clock, 3) == (3, "")  # and nothing is forgotten
+        status[0] = 200
+        assert slowly(call, clock, 60)[0] == 5
