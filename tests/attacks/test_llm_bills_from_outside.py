@@ -70,9 +70,6 @@ def events(*listed):
     return b"".join(b"data: " + each + b"\n\n" for each in listed)
 
 
-# --- a poll is billed as the call that began it ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("host", "more"),
     [
@@ -133,9 +130,6 @@ def test_an_answer_to_a_poll_that_is_of_another_response_or_has_not_ended_frees_
     assert (books.spent, books.still) == (0, books.held)
 
 
-# --- an error with content is an answer -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("url", "model", "response"),
     [
@@ -174,9 +168,6 @@ def test_an_error_alone_in_a_stream_costs_nothing():
     books = Books(httpx.Response(200, content=content, headers=LINES))
     books.post(f"{OPENAI}/chat/completions", asked("gpt-4o", stream=True))
     assert (books.spent, books.still) == (0, 0)
-
-
-# --- forms ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -289,9 +280,6 @@ def test_the_longest_of_the_stated_lengths_is_billed(said, seconds):
     assert books.spent >= (seconds - 1) * 100_000  # $0.006 a minute
 
 
-# --- counts ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [9_000.0, "9000"])
 def test_a_count_that_is_no_whole_number_is_read_or_costs_the_ceiling(count):
     used = {"prompt_tokens": count, "completion_tokens": 900}
@@ -359,6 +347,30 @@ def test_of_two_stated_tiers_the_dearer_one_is_billed(tiers):
     assert spent[0] == spent[1] > 0
 
 
+def test_a_round_that_is_no_object_makes_the_answer_unreadable():
+    own = {"type": "message", "input_tokens": 400, "output_tokens": 60}
+    books = Books(iterations("a round of 9,000 tokens", own)).post(CLAUDE, asked("claude-sonnet-5"))
+    assert books.spent == books.held > 0
+
+
+def test_a_cache_of_an_adviser_that_lasts_an_hour_is_billed_as_one():
+    spent = []
+    for lifetime in ("5m", "1h"):
+        caching = {"type": "ephemeral", "ttl": lifetime}
+        tool = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-5", "caching": caching}
+        adviser = {"type": "advisor_message", "model": "claude-opus-5", "input_tokens": 10, "output_tokens": 10}
+        answer = iterations({**adviser, "cache_creation_input_tokens": 9_000})
+        books = Books(answer, allowances={"provider_tool": "$0.10"})
+        spent.append(books.post(CLAUDE, asked("claude-sonnet-5", tools=[tool])).spent)
+    assert spent[1] - spent[0] >= 9_000 * (10_000 - 6_250)
+
+
+def test_a_fast_request_in_a_batch_has_no_price():
+    part = {"custom_id": "1", "params": {**asked("claude-opus-5"), "speed": "fast"}}
+    with pytest.raises(Unpriced, match=r"requests\[0\]\.speed: its price in a batch is unknown"):
+        Books({}).post("https://api.anthropic.com/v1/messages/batches", {"requests": [part]})
+
+
 def test_an_adviser_that_is_not_named_is_the_one_that_was_asked():
     tool = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-5", "max_uses": 1}
     adviser = {"type": "advisor_message", "model": None, "input_tokens": 9_000, "output_tokens": 9_000}
@@ -397,9 +409,6 @@ def test_the_name_of_a_model_costs_no_time():
     assert time.process_time() - begun < 2
 
 
-# --- prices of the owner --------------------------------------------------------------------------------------------
-
-
 def test_cached_input_above_a_threshold_costs_its_input_unless_it_has_a_price():
     price = ModelPrice(input="2", output="10", above={200_000: {"input": "20"}})
     used = {"prompt_tokens": 300_000, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 300_000}}
@@ -427,9 +436,6 @@ def test_the_refusal_of_a_like_names_the_setting():
         books.post(f"{OPENAI}/chat/completions", asked("own"))
 
 
-# --- words and hosts ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "place",
     [
@@ -455,9 +461,6 @@ def test_an_api_that_shares_a_path_but_names_no_model_is_not_stopped(path):
 def test_a_body_that_cannot_be_read_may_speak_to_a_model(content):
     with pytest.raises(PaymentRefused, match="unknown_llm_hosts"):
         Books({}, policy=Policy.careful()).post("https://llm.example/v1/chat/completions", content=content)
-
-
-# --- loops ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

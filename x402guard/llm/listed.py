@@ -94,6 +94,8 @@ def _batch(meter: Meter, route: Route, sent: Mapping[str, Any], place: str, at_u
         read = read_call(altered(route, flavour=flavour, model=model), write_object(dict(body)))
         if isinstance(read, Refusal):
             return altered(read, reason=f"requests[{index}].{read.reason}")
+        if body.get("speed") not in (None, "standard"):
+            return _unpriced(f"requests[{index}].speed: its price in a batch is unknown; leave it out")
         ceiling = find_ceiling(read, settings, meter.book, meter.counter, at_unix)
         if isinstance(ceiling, Refusal):
             return altered(ceiling, reason=f"requests[{index}].{ceiling.reason}")

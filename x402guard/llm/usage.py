@@ -234,8 +234,8 @@ def _keeps_an_hour(body: Mapping[str, Any]) -> bool:
     while pending:
         each = pending.pop()
         if isinstance(each, Mapping):
-            control = each.get("cache_control")
-            if isinstance(control, Mapping) and control.get("ttl") == "1h":
+            controls = (each.get("cache_control"), each.get("caching"))  # the latter is an adviser's
+            if any(isinstance(control, Mapping) and control.get("ttl") == "1h" for control in controls):
                 return True
             pending.extend(each.values())
         elif isinstance(each, list):
@@ -251,11 +251,14 @@ def _rounds_of(
     The totals of an answer leave out compactions and other models; what they have beyond the rounds is one more.
     """
     listed = stated.get("iterations") if call.route.flavour == "messages" else None
-    if not isinstance(listed, list) or not any(isinstance(each, dict) for each in listed):
-        return [], []
+    stated_rounds = [each for each in listed if each is not None] if isinstance(listed, list) else []
+    if not all(isinstance(each, dict) for each in stated_rounds):
+        raise ValueError("iterations: a round is no object")
     rounds: list[Mapping[str, Any]] = [
-        {**each, **{key: _whole(each.get(key)) for key in _SUMMED}} for each in listed if isinstance(each, dict)
+        {**each, **{key: _whole(each.get(key)) for key in _SUMMED}} for each in stated_rounds
     ]
+    if not rounds:
+        return [], []
     own, others = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
     for each in rounds:
         (own if _is_own(call, answer, each) else others).append(each)
