@@ -156,6 +156,20 @@ def test_what_cannot_be_read_after_an_error_in_a_stream_counts_as_content(after)
     assert books.spent == books.held > 0
 
 
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [b'{"error":{"message":"late"},"choices":[{"index":0,"delta":{"content":"hi"}}]}'],
+        [b'{"choices":[{"index":0,"delta":{"content":"hi"}}]}', b'{"error":{"message":"late"}}'],
+    ],
+    ids=["in it", "before it"],
+)
+def test_content_beside_an_error_of_a_stream_costs_the_ceiling(listed):
+    books = Books(httpx.Response(200, content=events(*listed, b"[DONE]"), headers=LINES))
+    books.post(f"{OPENAI}/chat/completions", asked("gpt-4o", stream=True))
+    assert books.spent == books.held > 0
+
+
 def test_lines_that_are_no_event_after_an_error_count_as_content():
     content = events(b'{"error":{"message":"late"}}') + b"words of the model\n\n" + events(b"[DONE]")
     books = Books(httpx.Response(200, content=content, headers=LINES))

@@ -294,8 +294,8 @@ class AnswerReader:
         self._failed_first, self._seen = False, True
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        """Note whether all events so far are errors."""
-        self._failed_first = is_error_event(event) and (self._failed_first or not self._seen)
+        """Note whether this event is an error too; those before it are, or there are none."""
+        self._failed_first = is_error_event(event)
         self._seen = True
 
     def _content(self, data: bytes) -> Mapping[str, Any] | None:

@@ -56,9 +56,10 @@ def chat(usage, model="gpt-4o", url=f"{OPENAI}/chat/completions", **more):
     return booked(url, asks(model), usage, **CHAT_DONE, **more)
 
 
+@pytest.mark.parametrize("sound", [0, 375])
 @pytest.mark.parametrize(("seconds", "bill"), [(600, 40_021_000), (30, 2_021_000)])
-def test_seconds_of_audio_are_read_and_billed(seconds, bill):
-    usage = {"prompt_tokens": 10, "prompt_audio_seconds": seconds, "completion_tokens": 50, "total_tokens": 60}
+def test_seconds_of_audio_are_read_and_billed_and_its_tokens_in_the_total_are_not(seconds, bill, sound):
+    usage = {"prompt_tokens": 10, "prompt_audio_seconds": seconds, "completion_tokens": 50, "total_tokens": 60 + sound}
     url = "https://api.mistral.ai/v1/chat/completions"
     assert chat(usage, "voxtral-small-latest", url) == (bill, [])
 
