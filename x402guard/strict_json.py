@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NoReturn
@@ -44,6 +44,18 @@ def read_object(body: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise NotReadable(f"a JSON {type(value).__name__} instead of an object")
     return value
+
+
+def objects_in(value: object) -> Iterator[Mapping[str, Any]]:
+    """Yield each object in a value that was read, at any depth, the value itself among them."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, Mapping):
+            yield found
+            pending.extend(found.values())
+        elif isinstance(found, list):
+            pending.extend(found)
 
 
 def read_json(

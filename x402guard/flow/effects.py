@@ -99,8 +99,8 @@ class Notify(Struct, frozen=True):
 class TakeSlot(Struct, frozen=True):
     """Take one of *most* slots at a host or tool. Waits at most *wait_s* seconds.
 
-    Answered by a ``Slot``, or None if none is free in time. *told* is said once it has waited for a second. It is released when the request's answer has ended; a flow
-    without a request releases it itself.
+    Answered by a ``Slot``, or None if none is free in time. *told* is said once it has waited for a second. It is released
+    when the request's answer has ended; a flow without a request releases it itself.
     """
 
     where: str

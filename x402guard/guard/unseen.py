@@ -126,8 +126,8 @@ _GOOGLE: Final = Unseen(
 def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     """Return the loaded (else the installed) libraries that send past our transports.
 
-    Libraries that web3 loads itself (requests, aiohttp, websockets) are left out if web3 is loaded: it sends to nodes of a chain. So
-    are those that OpenTelemetry's exporter loads.
+    Libraries that web3 loads itself (requests, aiohttp, websockets) are left out if web3 is loaded: it sends to nodes of a
+    chain. So are those that OpenTelemetry's exporter loads.
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Notify
+from x402guard.flow.effects import Flow, Notify, Reply
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, note_once, split_path
@@ -46,18 +46,17 @@ def metered_request(
     it cost nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
     ``SendFailed``.
     """
-    handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, context, reply))
-    return handed
+    return (yield from _paid_if_asked(request, context, called(request, route, upload, context, meter)))
 
 
 def poll_request(request: RequestFacts, route: Polled, context: Context, meter: Meter) -> Flow[Handed]:
     """Send a poll of a response that may run in the background; pay a 402 like any other."""
-    handed, reply = yield from guarding_earlier_payment(request, polled(request, route, context, meter))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, context, reply))
-    return handed
+    return (yield from _paid_if_asked(request, context, polled(request, route, context, meter)))
+
+
+def _paid_if_asked(request: RequestFacts, context: Context, flow: Flow[tuple[Handed, Reply]]) -> Flow[Handed]:
+    handed, reply = yield from guarding_earlier_payment(request, flow)
+    return (yield from paid_request(request, context, reply)) if reply.status == PAYMENT_REQUIRED_STATUS else handed
 
 
 def unmetered_request(request: RequestFacts, route: Unmetered, context: Context, body: bytes | None) -> Flow[Handed]:

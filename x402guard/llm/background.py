@@ -29,7 +29,7 @@ from x402guard.llm.content import Unbounded, declared_tools
 from x402guard.llm.meter import Meter, Polled
 from x402guard.llm.request import Call
 from x402guard.strict_json import NotReadable, read_object
-from x402guard.vendors.routes import Route, find_endpoint
+from x402guard.vendors.routes import MeteredHost, Route
 
 BACKGROUND: Final = "background"
 RUNS: Final = "it runs in the background; the poll that shows its usage captures its cost"
@@ -91,7 +91,9 @@ def polled(request: RequestFacts, route: Polled, context: Context, meter: Meter)
     )
     plain = (("accept-encoding", "identity"),) if row is not None else ()
     reply: Reply = yield Send(plain)
-    if row is None or not 200 <= reply.status < 300:
+    # A poll that streams is its caller's: to look at it would hold its events back.
+    streams = any(name.lower() == "content-type" and "event-stream" in value.lower() for name, value in reply.headers)
+    if row is None or streams or not 200 <= reply.status < 300:
         return None, reply
     try:
         answer = read_object((yield PeekBody(_MOST_BYTES)) or b"")
@@ -100,11 +102,11 @@ def polled(request: RequestFacts, route: Polled, context: Context, meter: Meter)
     ended = answer.get("status") in _ENDED and answer.get("id") == route.response_id
     if not ended or not isinstance(answer.get("usage"), dict):
         return None, reply
-    return (yield from _captured(row, request.host, answer, context, meter)), reply
+    return (yield from _captured(row, route.endpoint, answer, context, meter)), reply
 
 
 def _captured(
-    row: Mapping[str, Any], host: str, answer: Mapping[str, Any], context: Context, meter: Meter
+    row: Mapping[str, Any], endpoint: MeteredHost, answer: Mapping[str, Any], context: Context, meter: Meter
 ) -> Flow[Receipt | None]:
     hold_id, node_id = str(row["hold"]), str(row["node"])
     hold: Hold | None = yield Transact(Scope(nodes=(node_id,), holds=(hold_id,)), lambda view: view.hold(hold_id))
@@ -113,9 +115,9 @@ def _captured(
     held = hold.amount
 
     def price(now_ms: int) -> Bill | None:
-        call = _call_of(row, host, meter)
-        found = None if call is None else find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
-        if call is None or found is None or isinstance(found, Refusal):
+        call = _call_of(row, endpoint)
+        found = find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
+        if isinstance(found, Refusal):
             return None  # no price any more: the hold lapses to its ceiling
         read = AnswerRead(answer, final=True)
         # What the request said is not kept, so no input is more than it allows.
@@ -133,11 +135,8 @@ def _captured(
     return replace(receipt_of(after), model=hold.purpose.tool, usage=bill.usage, note=bill.note)
 
 
-def _call_of(row: Mapping[str, Any], host: str, meter: Meter) -> Call | None:
+def _call_of(row: Mapping[str, Any], endpoint: MeteredHost) -> Call:
     """Return the call that a response answers, as far as it decides about the price."""
-    endpoint = find_endpoint(host, "/v1/responses", meter.settings.hosts)
-    if endpoint is None:
-        return None
     return Call(
         route=Route(endpoint, "responses"),
         model=str(row["model"]),

@@ -194,14 +194,17 @@ def _allowances(call: Call, settings: Metering, rates: Rates, tokens: int) -> De
             reason = f"{part.field}: the size of the request does not bound its cost ({part.kind})"
             return Refusal(
                 UNBOUNDED_INPUT,
-                f'{reason}; leave it out, or hold its price for it with Metering(allowances={{"{part.kind}": "…"}}), '
-                "in dollars for one",
+                f"{reason}; leave it out, or {_allow(part.kind)}",
                 error=Unpriced,
             )
         allowed[part.kind] = allowed.get(part.kind, Decimal(0)) + allowance
     for kind, known in listed_costs(call, rates, allowed, tokens):
         allowed[kind] = max(allowed[kind], known)
     return sum(allowed.values(), Decimal(0))
+
+
+def _allow(kind: str) -> str:
+    return f'hold its price for it with Metering(allowances={{"{kind}": "…"}}), in dollars for one'
 
 
 class _MediaCost(Struct, frozen=True):
@@ -214,8 +217,9 @@ class _MediaCost(Struct, frozen=True):
 def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal:
     tokens = audio = 0
     dollars, unsized = Decimal(0), False
+    asked = asked_tokens(call) if call.media and call.route.provider == "google" else 0
     for part in call.media:
-        counted = _media_tokens(part, call, rates)
+        counted = _media_tokens(part, call, rates, asked)
         kind = "image_url" if part.kind == "image" else part.kind
         allowance = settings.allowance(kind)
         if counted is not None:
@@ -226,14 +230,15 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             unsized = True
         else:
             reason = f"{part.field}: the cost of this {part.kind} cannot be computed from its bytes"
-            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})', error=Unpriced)
+            return Refusal(UNBOUNDED_INPUT, f"{reason}; {_allow(kind)}", error=Unpriced)
     return _MediaCost(tokens, audio, dollars, unsized)
 
 
-def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
+def _media_tokens(part: Media, call: Call, rates: Rates, asked: int) -> int | None:
+    """Return the most tokens of a part; *asked* are the most that the request asks for one picture."""
     if part.kind == "image":
         counted = image_tokens(call.route.provider, rates.priced.known_as, part)
-        return counted if counted is None or call.route.provider != "google" else max(counted, asked_tokens(call))
+        return None if counted is None else max(counted, asked)
     if part.kind == "audio":
         # Audio without its own price may be a gap in the book. Only Google is known to bill it as text then.
         known = "input_audio_tokens" in rates.priced.units or call.route.provider == "google"

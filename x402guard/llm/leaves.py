@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from x402guard.vendors.routes import Flavour
 
@@ -195,13 +195,16 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 def count_of(value: object) -> int:
     """Return a count, also of a text of digits, rounded up; 0 for what is none."""
-    if isinstance(value, str):
-        if len(value) >= _DIGITS or _NUMBER.fullmatch(value) is None:
-            return 0
-        value = Decimal(value)
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not Decimal(value).is_finite():
+    if not is_number(value):
         return 0
     return int(Decimal(value).to_integral_value(rounding=ROUND_CEILING))
+
+
+def is_number(value: object) -> TypeGuard[int | Decimal | str]:
+    """True for a finite number, zero among them, and for a text of digits."""
+    if isinstance(value, str):
+        return len(value) < _DIGITS and _NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | Decimal) and not isinstance(value, bool) and Decimal(value).is_finite()
 
 
 def _plain(key: object) -> str:

@@ -13,15 +13,16 @@ from x402guard.errors import Unpriced
 from x402guard.flow.capture import Bill
 from x402guard.flow.ports import Usage
 from x402guard.frozen import replace
-from x402guard.kernel.rows import Evidence, Nanos
+from x402guard.kernel.rows import MAX_NANOS, Evidence, Nanos
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
 from x402guard.llm.dearest import unread_cost
 from x402guard.llm.forms import Field, read_form, seconds_of_flac
 from x402guard.llm.leaves import count_of, counts_of, is_measure
 from x402guard.llm.meter import FixedPrice, Meter
-from x402guard.llm.rates import EXACT, UNPRICED, Rates, find_model, fixed_factor, whole_nanos
+from x402guard.llm.rates import EXACT, Rates, find_model, fixed_factor, unpriced, whole_nanos
 from x402guard.llm.request import UNREADABLE, read_call
+from x402guard.llm.tools_used import MOST_USES
 from x402guard.strict_json import NotReadable, read_object, write_object
 from x402guard.vendors.media import BYTES_PER_AUDIO_TOKEN
 from x402guard.vendors.routes import Flavour, Route
@@ -79,10 +80,6 @@ def _unreadable(field: str, reason: str) -> Refusal:
     return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
 
 
-def _unpriced(reason: str) -> Refusal:
-    return Refusal(UNPRICED, reason, error=Unpriced)
-
-
 def _batch(meter: Meter, route: Route, sent: Mapping[str, Any], place: str, at_unix: int) -> FixedPrice | Refusal:
     """Return the sum of the ceilings of a batch's parts, at the prices of batches where the book has them."""
     settings = replace(meter.settings, price_context={**meter.settings.price_context, **_OF_A_BATCH})
@@ -95,13 +92,13 @@ def _batch(meter: Meter, route: Route, sent: Mapping[str, Any], place: str, at_u
         if isinstance(read, Refusal):
             return altered(read, reason=f"requests[{index}].{read.reason}")
         if body.get("speed") not in (None, "standard"):
-            return _unpriced(f"requests[{index}].speed: its price in a batch is unknown; leave it out")
+            return unpriced(f"requests[{index}].speed: its price in a batch is unknown; leave it out")
         ceiling = find_ceiling(read, settings, meter.book, meter.counter, at_unix)
         if isinstance(ceiling, Refusal):
             return altered(ceiling, reason=f"requests[{index}].{ceiling.reason}")
         limit = ceiling.limit if ceiling.limit is not None else ceiling.maximum
         if limit is None:
-            return _unpriced(
+            return unpriced(
                 f"requests[{index}]: it sets no output limit, and the maximum output of its model is unknown"
             )
         total, models = total + ceiling.amount(limit), [*models, read.model][:2]
@@ -118,11 +115,11 @@ def _parts(route: Route, sent: Mapping[str, Any]) -> list[tuple[Flavour, str | N
     elif route.flavour == "mistral_batch":
         flavour, inner = _ENDPOINTS.get(str(sent.get("endpoint")), ""), "body"
         if sent.get("input_files"):
-            return _unpriced("input_files: their requests are not in this one, so it cannot be priced")
+            return unpriced("input_files: their requests are not in this one, so it cannot be priced")
         if not flavour:
-            return _unpriced(f"endpoint: the price of {str(sent.get('endpoint'))[:60]!r} in a batch is unknown")
+            return unpriced(f"endpoint: the price of {str(sent.get('endpoint'))[:60]!r} in a batch is unknown")
     if not isinstance(listed, list) or not listed or len(listed) > _MOST_PARTS:
-        return _unpriced("requests: the batch does not hold its requests (1 to 100,000), so it cannot be priced")
+        return unpriced("requests: the batch does not hold its requests (1 to 100,000), so it cannot be priced")
     found: list[tuple[Flavour, str | None, Mapping[str, Any]]] = []
     for index, each in enumerate(listed):
         body = each.get(inner) if isinstance(each, dict) else None
@@ -153,7 +150,7 @@ def _rerank(route: Route, sent: Mapping[str, Any], place: str) -> FixedPrice | R
         tokens = sum(sizes) + sizes[-1] * len(documents)  # each document is read with the query
         return FixedPrice(route.provider, place, whole_nanos(tokens * _BY_TOKEN[model] / _PER), model, "vendor")
     if model.startswith("rerank-v5"):
-        return _unpriced(f"model: {route.provider} has no price for {model[:60]!r}")
+        return unpriced(f"model: {route.provider} has no price for {model[:60]!r}")
     chunks = sum(max(1, -(-(size + sizes[-1]) // _CHUNK)) for size in sizes[:-1])
     return FixedPrice(
         route.provider, place, whole_nanos(-(-chunks // _DOCUMENTS_A_UNIT) * _unit_price(model)), model, "vendor"
@@ -175,11 +172,11 @@ def _transcription(
     if len(models) != 1 or not 0 < len(models[0]) <= _LONGEST_MODEL:
         return _unreadable("model", "the form has to name one model, so that it can be priced")
     if any(_LINKS.search(each.name) for each in fields):
-        return _unpriced("file: a link to a sound does not say how long it is; send the file itself")
+        return unpriced("file: a link to a sound does not say how long it is; send the file itself")
     model = models[0].decode("utf-8", "replace").strip()
     rates = _rates(meter, route, model, at_unix)
     if rates is None:
-        return _unpriced(f"model: {route.provider} has no price for {model!r}")
+        return unpriced(f"model: {route.provider} has no price for {model!r}")
     flac = max((seconds_of_flac(each.value) or 0 for each in fields if each.is_file), default=0)
     seconds = max(size // _BYTES_A_SECOND + 1, min(flac, _LONGEST_S), _LEAST_SECONDS.get(route.provider, 1))
     tokens = max(-(-size // BYTES_PER_AUDIO_TOKEN), min(flac, _LONGEST_S) * _TOKENS_A_SECOND)
@@ -205,13 +202,25 @@ def _heard(rates: Rates, seconds: int, tokens: int, output: int = _MOST_TRANSCRI
 
 
 def bill_listed(meter: Meter, route: Route, price: FixedPrice, answer: Mapping[str, Any], at_unix: int) -> Bill:
-    """Return the cost of a request by what its *answer* states; what it was held at, if it states nothing."""
+    """Return the cost of a request by what its *answer* states; what it was held at, if it states nothing.
+
+    A request says how long a sound is, and how many documents there are: what is ``MOST_USES`` times its hold is disputed.
+    """
     with localcontext(EXACT):
         stated = _stated(meter, route, price, answer, at_unix)
     if stated is None:
         return Bill(price.amount, Evidence.ESTIMATE, note=f"{price.source}: the answer states no usage")
     usage, amount = stated
-    return Bill(amount, Evidence.PROVIDER_USAGE, usage)
+    most = min(price.amount * MOST_USES, MAX_NANOS)
+    if amount <= most:
+        return Bill(amount, Evidence.PROVIDER_USAGE, usage)
+    return Bill(
+        Nanos(most),
+        Evidence.PROVIDER_USAGE,
+        note=f"disputed: the claim is more than {MOST_USES:,} times what the request was held at",
+        claimed=Nanos(min(amount, MAX_NANOS)),
+        latches=meter.settings.disputes == "latch",
+    )
 
 
 def _stated(

@@ -19,7 +19,7 @@ from x402guard.llm.settings import Metering, place_of
 from x402guard.policy.patterns import plain_host, readings
 from x402guard.strict_json import NotReadable, read_object
 from x402guard.vendors.prices import RegisteredBook, TokenCounter
-from x402guard.vendors.routes import Route, dialect_of, find_endpoint, find_route
+from x402guard.vendors.routes import MeteredHost, Route, dialect_of, find_endpoint, find_route
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r"(?i).*(/chat/completions|/(v\d+\w*|openai|api)/(completions|responses|messages|embeddings|embed|rerank)|/messages/batches|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
@@ -71,9 +71,10 @@ class FixedPrice(Struct, frozen=True):
 
 
 class Polled(Struct, frozen=True):
-    """A poll of a response of OpenAI's that may run in the background."""
+    """A poll of a response of OpenAI's that may run in the background, and the endpoint that it goes to."""
 
     response_id: str
+    endpoint: MeteredHost
 
 
 _POLL: Final = re.compile(r"(?:/[^/]+)*/responses/(?P<id>[^/]{1,200})")
@@ -111,8 +112,10 @@ def classify(
             UNPRICED, reason, error=Unpriced, advice="Send the method itself, without X-HTTP-Method-Override."
         )
     if method in _COSTS_NOTHING or _is_free(settings, route_name, odd):
-        poll = _POLL.fullmatch(path) if method == "GET" and endpoint is not None else None
-        return None if poll is None or _is_free(settings, route_name, odd) else Polled(poll["id"])
+        poll = _POLL.fullmatch(path)
+        if method != "GET" or endpoint is None or poll is None or _is_free(settings, route_name, odd):
+            return None
+        return Polled(poll["id"], endpoint)
     if endpoint is None:
         return Unmetered(route_name) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
     fixed = settings.fixed_price(route_name)
@@ -136,7 +139,7 @@ _MOST_LOOKED_AT: Final = 16_777_216
 
 
 def speaks_to_a_model(path: str, body: bytes | None) -> bool:
-    """True if a body has the shape of an LLM call, or cannot be looked at because it streams or is too large."""
+    """True if a body has the shape of an LLM call, or cannot be looked at: it streams, is too large, or is no JSON."""
     if body is None or len(body) > _MOST_LOOKED_AT:
         return True
     try:

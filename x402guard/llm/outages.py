@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from x402guard.strict_json import NotReadable, read_object
+from x402guard.strict_json import NotReadable, objects_in, read_object
 
 _TIMED_OUT: Final = frozenset({504, 524, 598, 599})
 """A gateway gave up waiting: the provider may go on, and bill."""
@@ -72,13 +72,4 @@ def is_error_event(event: Mapping[str, Any]) -> bool:
 
 def has_content(told: Mapping[str, Any]) -> bool:
     """True if an answer has content or a usage, at any depth: then it is one, whatever its status says."""
-    pending: list[Any] = [told]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if any(item for key, item in value.items() if key in _CONTENT):
-                return True
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return False
+    return any(each.get(key) for each in objects_in(told) for key in _CONTENT)

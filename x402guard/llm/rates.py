@@ -113,18 +113,18 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
     provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
     found = find_model(book, provider, asked, at_unix)
     if found is None:
-        return _unpriced(unpriced_model(call, asked, book, at_unix, settings.models))
+        return unpriced(unpriced_model(call, asked, book, at_unix, settings.models))
     priced, based_on = found
     produces = call.limit != 0
     by_length = "audio_seconds" in priced.units and not call.route.endpoint.host  # a sound that was reported
     if by_length:
         return Rates(book, priced, based_on, dict(settings.price_context), fixed_factor(call.route.endpoint, priced))
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
-        return _unpriced(
+        return unpriced(
             f"model: {call.model!r} has no price for text tokens, so {call.route.flavour} calls cannot be priced"
         )
     if call.speaks and "output_audio_tokens" not in priced.units:
-        return _unpriced(f"modalities: the price book has no price for audio output of {call.model!r}")
+        return unpriced(f"modalities: the price book has no price for audio output of {call.model!r}")
     context, factor = dict(settings.price_context), fixed_factor(call.route.endpoint, priced)
     asked_tiers = dict(call.context)
     if provider in _PROJECT_TIERS and not context.keys() & {"service_tier", "processing"}:
@@ -141,12 +141,13 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
             continue
         times = _tier(book, priced, (key, value))
         if times is None:
-            return _unpriced(f"{key}: the price of {value!r} for {call.model!r} is unknown; leave it out")
+            return unpriced(f"{key}: the price of {value!r} for {call.model!r} is unknown; leave it out")
         factor *= times
     return Rates(book, priced, based_on, context, factor * (US_ONLY if call.us_only else 1))
 
 
-def _unpriced(reason: str) -> Refusal:
+def unpriced(reason: str) -> Refusal:
+    """Return the refusal of a call that cannot be priced."""
     return Refusal(UNPRICED, reason, error=Unpriced)
 
 

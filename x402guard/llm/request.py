@@ -13,7 +13,7 @@ from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
 from x402guard.llm.leaves import count_of
-from x402guard.strict_json import NotReadable, read_object
+from x402guard.strict_json import NotReadable, objects_in, read_object
 from x402guard.vendors.media import Media
 from x402guard.vendors.model_price import plain_tier
 from x402guard.vendors.routes import Flavour, Route
@@ -131,39 +131,11 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
     named = {plain_tier(sent[name]) for name in ("service_tier", "serviceTier") if isinstance(sent.get(name), str)}
     if len(named) > 1:
         return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
-    caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
+    caches = b"cache_control" in body or (b"\\u" in body and any("cache_control" in each for each in objects_in(sent)))
     read = _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
     may_keep = (b"12h" in body or b"\\u" in body) and route.flavour in ("chat", "responses")
-    keeps_long = may_keep and _has_value(sent, "ttl", "12h")
+    keeps_long = may_keep and any(each.get("ttl") == "12h" for each in objects_in(sent))
     return replace(read, tier=tier, keeps_long=keeps_long) if (tier or keeps_long) and isinstance(read, Call) else read
-
-
-def _has_key(sent: Mapping[str, Any], name: str) -> bool:
-    """True if any object in a body has a key *name*, which may be written with escapes."""
-    pending: list[Any] = [sent]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if name in value:
-                return True
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return False
-
-
-def _has_value(sent: Mapping[str, Any], name: str, wanted: str) -> bool:
-    """True if any object in a body has *wanted* under a key *name*."""
-    pending: list[Any] = [sent]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if value.get(name) == wanted:
-                return True
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return False
 
 
 def _tiers(sent: Mapping[str, Any]) -> dict[str, str]:
@@ -273,15 +245,8 @@ def output_kinds(call: Call) -> set[str]:
 
 def asked_tokens(call: Call) -> int:
     """Return the most tokens that a request to Gemini asks for one picture (``mediaResolution.numTokens``); 0 for none."""
-    found, pending = 0, list[Any]([call.body])
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            found = max(found, count_of(value.get("numTokens")), count_of(value.get("num_tokens")))
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return found
+    names = ("numTokens", "num_tokens")
+    return max((count_of(each.get(name)) for each in objects_in(call.body) for name in names), default=0)
 
 
 def limit_field(call: Call) -> str:

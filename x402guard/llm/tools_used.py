@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from x402guard.llm.content import declared_tools
 from x402guard.llm.events import SEARCHED
-from x402guard.llm.leaves import count_of
+from x402guard.llm.leaves import count_of, is_number
 from x402guard.llm.request import Call
 from x402guard.vendors.routes import Flavour
 
@@ -30,7 +30,7 @@ def tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any])
         types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
         for name, kind in _CALLS.items():
             asked = any(part.kind == kind for part in call.unbounded)
-            if kind == "web_search" and _is_count(counted):
+            if kind == "web_search" and is_number(counted) and count_of(counted) >= 0:
                 yield kind, count_of(counted)  # one item may be several requests, and several items one
             elif asked or name in types:
                 yield kind, types.count(name)
@@ -38,7 +38,7 @@ def tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any])
         tools = stated.get("server_tool_use")
         count = tools.get("web_search_requests") if isinstance(tools, dict) else None
         asked = any(part.kind == "web_search" for part in call.unbounded)
-        if isinstance(count, int | Decimal | str) or asked:
+        if is_number(count) or asked:
             yield "web_search", count_of(count)
     elif flavour == "gemini":
         asked, searches = any(part.kind == "web_search" for part in call.unbounded), _grounded(call, answer)
@@ -59,13 +59,6 @@ def _called(item: Mapping[str, Any]) -> str | None:
     action = item.get("action")
     opens = isinstance(action, dict) and action.get("type") not in (None, "search")
     return None if opens else item.get("type")
-
-
-def _is_count(value: object) -> bool:
-    """True for a count, zero among them, and a text of digits."""
-    if isinstance(value, str):
-        return value.isascii() and value.isdigit()
-    return not isinstance(value, bool) and isinstance(value, int | Decimal) and value >= 0
 
 
 def _stated_searches(answer: Mapping[str, Any]) -> object:

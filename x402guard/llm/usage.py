@@ -11,11 +11,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.flow.ports import Usage
-from x402guard.llm.leaves import Unread, count_of, read_leaves
+from x402guard.llm.leaves import Unread, count_of, is_number, read_leaves
 from x402guard.llm.rates import NOT_DEARER
 from x402guard.llm.request import Call, costs_more_there
 from x402guard.llm.tool_costs import adviser_of, models_of_tools
 from x402guard.llm.tools_used import UNITS, maps_cost, tools_used
+from x402guard.strict_json import objects_in
 from x402guard.vendors.model_price import plain_tier
 from x402guard.vendors.models import base_name
 from x402guard.vendors.prices import LONG_WRITES, PriceBook
@@ -210,7 +211,7 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
 
 def _normalized(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer with a provider's special fields in the standard form of its flavour."""
-    written = _whole(stated.get("cache_creation_input_tokens"))
+    written = count_of(stated.get("cache_creation_input_tokens"))
     if call.route.flavour == "messages" and written and not stated.get("cache_creation") and _keeps_an_hour(call.body):
         # The answer does not say how long it is kept: the longest that was asked for.
         stated = {**stated, **_kept_an_hour(stated)}
@@ -229,18 +230,9 @@ def _normalized(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
 
 
 def _keeps_an_hour(body: Mapping[str, Any]) -> bool:
-    """True if a request asks for a cache of an hour."""
-    pending: list[Any] = [body]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, Mapping):
-            controls = (each.get("cache_control"), each.get("caching"))  # the latter is an adviser's
-            if any(isinstance(control, Mapping) and control.get("ttl") == "1h" for control in controls):
-                return True
-            pending.extend(each.values())
-        elif isinstance(each, list):
-            pending.extend(each)
-    return False
+    """True if a request asks for a cache of an hour. ``caching`` is an adviser's."""
+    controls = (each.get(name) for each in objects_in(body) for name in ("cache_control", "caching"))
+    return any(isinstance(control, Mapping) and control.get("ttl") == "1h" for control in controls)
 
 
 def _rounds_of(
@@ -255,7 +247,7 @@ def _rounds_of(
     if not all(isinstance(each, dict) for each in stated_rounds):
         raise ValueError("iterations: a round is no object")
     rounds: list[Mapping[str, Any]] = [
-        {**each, **{key: _whole(each.get(key)) for key in _SUMMED}} for each in stated_rounds
+        {**each, **{key: count_of(each.get(key)) for key in _SUMMED}} for each in stated_rounds
     ]
     if not rounds:
         return [], []
@@ -264,13 +256,13 @@ def _rounds_of(
         (own if _is_own(call, answer, each) else others).append(each)
     summed = [each for each in rounds if each.get("type") not in ("compaction", "advisor_message")]
     rest: dict[str, Any] = {
-        key: max(0, _whole(stated.get(key)) - sum(_whole(each.get(key)) for each in summed)) for key in _SUMMED
+        key: max(0, count_of(stated.get(key)) - sum(count_of(each.get(key)) for each in summed)) for key in _SUMMED
     }
     split = _object(stated.get("cache_creation"))
-    if _whole(split.get(_HOUR)) > sum(_whole(_object(each.get("cache_creation")).get(_HOUR)) for each in own):
+    if count_of(split.get(_HOUR)) > sum(count_of(_object(each.get("cache_creation")).get(_HOUR)) for each in own):
         own = [each if each.get("cache_creation") else {**each, **_kept_an_hour(each)} for each in own]
         rest |= _kept_an_hour(rest)
-    return [*own, rest] if not own or any(_whole(count) for count in rest.values()) else own, others
+    return [*own, rest] if not own or any(count_of(count) for count in rest.values()) else own, others
 
 
 def _is_own(call: Call, answer: Mapping[str, Any], each: Mapping[str, Any]) -> bool:
@@ -303,7 +295,7 @@ _HOUR: Final = "ephemeral_1h_input_tokens"
 def _kept_an_hour(stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return how long a cache is kept whose time is not stated: the longest."""
     return {
-        "cache_creation": {_HOUR: _whole(stated.get("cache_creation_input_tokens")), "ephemeral_5m_input_tokens": 0}
+        "cache_creation": {_HOUR: count_of(stated.get("cache_creation_input_tokens")), "ephemeral_5m_input_tokens": 0}
     }
 
 
@@ -350,7 +342,7 @@ def _leaves_of(flavour: str, answer: Mapping[str, Any], stated: Mapping[str, Any
     # What is read elsewhere, if it has the form in which it is read.
     if isinstance(searched, dict):
         left["web_search"] = {
-            key: each for key, each in searched.items() if key != "num_requests" or isinstance(each, list | dict)
+            key: each for key, each in searched.items() if key != "num_requests" or not is_number(each)
         }
     else:
         left["web_search"] = searched
@@ -362,17 +354,14 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_whole = count_of
-
-
 _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
 
 
 def _beyond_parts(stated: Mapping[str, Any], usage: Usage) -> int:
     """Return the tokens by which a stated total exceeds its parts: hidden thinking, which is billed as output."""
-    if _whole(stated.get("prompt_audio_seconds")):
+    if count_of(stated.get("prompt_audio_seconds")):
         return 0  # the tokens of a sound that is billed by its seconds
-    total = max((_whole(stated.get(name)) for name in _TOTALS), default=0)
+    total = max((count_of(stated.get(name)) for name in _TOTALS), default=0)
     return max(0, total - usage.get("input_tokens", 0) - usage.get("output_tokens", 0))
 
 
@@ -421,6 +410,6 @@ def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decima
     total = sum(charges, Decimal(0))
     # Nothing is a price only where a reason for it is known, as a free model or no output: else the tokens are priced.
     is_free = call.model.endswith(":free") or not any(
-        _whole(stated.get(name)) for name in ("completion_tokens", "output_tokens")
+        count_of(stated.get(name)) for name in ("completion_tokens", "output_tokens")
     )
     return None if wrong or (total == 0 and not is_free) else total

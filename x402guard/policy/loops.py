@@ -195,7 +195,7 @@ class Loop(StepGuard):
             identical = "this call has the same amount" if is_bare(step.key) else "this call is identical"
             words = f"{step.shown} was called {calls} times within {self.window_s} s, and {identical}"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
-        if self._times(view, step).get(_said(step), 0) >= max(self.repeats, calls):
+        if self._repeated(view, step)[1].get(_said(step), 0) >= max(self.repeats, calls):
             return f"{step.shown} was called {max(self.repeats, calls)} times, identically, and nothing new between{_REPEATED}"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
@@ -216,7 +216,7 @@ class Loop(StepGuard):
         keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
         after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
         kept = [*keys, step.key[:_SHORT]][-self.longest_cycle :]
-        seen, times = self._seen(view, step), self._times(view, step)
+        seen, times = self._repeated(view, step)
         before = {"keys": list(keys), "runs": dict(runs), "seen": seen, "times": times}
         said = _said(step)
         if not is_bare(step.key):
@@ -275,15 +275,12 @@ class Loop(StepGuard):
             )
             trip(view, step.run_id, LOOP, reason)
 
-    def _times(self, view: LedgerView, step: Step) -> dict[str, int]:
-        """Return how often the run has made each call since its last new one."""
+    def _repeated(self, view: LedgerView, step: Step) -> tuple[list[str], dict[str, int]]:
+        """Return the latest different calls of the run, the last one last, and how often it made each since a new one."""
         row = view.mark(_cycle(step))
-        return {} if row is None or row["at"] <= _reset_ms(view, step) else dict(row.get("times", {}))
-
-    def _seen(self, view: LedgerView, step: Step) -> list[str]:
-        """Return the latest different calls of the run, the last one last."""
-        row = view.mark(_cycle(step))
-        return [] if row is None or row["at"] <= _reset_ms(view, step) else list(row.get("seen", []))
+        if row is None or row["at"] <= _reset_ms(view, step):
+            return [], {}
+        return list(row.get("seen", [])), dict(row.get("times", {}))
 
     def _cycle_of(self, view: LedgerView, step: Step, reset_ms: int) -> tuple[list[str], Mapping[str, int]]:
         row: Mapping[str, Any] = view.mark(_cycle(step)) or {"keys": [], "runs": {}, "at": 0}

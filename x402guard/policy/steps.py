@@ -84,7 +84,7 @@ class Step(Struct, frozen=True):
         fingerprint: of a payment: the same for the same request in any spelling.
         is_local: what is paid is a process of this machine (``LOCAL``), and its name a tool's.
         asks: of a payment: what its request says that may change its price.
-        said_key: of an LLM call: the key of its model and its last message; "" if it is not known.
+        said_key: of an LLM call: the key of ``last_said``; "" if it is not known.
         run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
         reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
@@ -295,7 +295,8 @@ def last_said(model: str, body: Mapping[str, Any]) -> str:
     """Return the key of the model, a conversation, and the last message of an LLM request; "" for none.
 
     However much came between: the history of an agent that repeats itself grows. A conversation is known by its
-    instructions, its sampling and its first two messages. What a function returned counts with the call of it, which may have no id.
+    instructions, its sampling and its first two messages. What a function returned counts with the call of it, which may
+    have no id.
     """
     listed: Any = next((body[name] for name in ("messages", "input", "contents", "prompt") if body.get(name)), None)
     if listed is None:

@@ -104,9 +104,8 @@ METERED_HOSTS: Final[tuple[MeteredHost, ...]] = (
     MeteredHost("deepseek", "openai", "api.deepseek.com"),
     MeteredHost("openrouter", "openai", "openrouter.ai"),
     MeteredHost("openrouter", "openai", "api.openrouter.ai"),
-    MeteredHost(
-        "openrouter", "openai", "eu.openrouter.ai"
-    ),  # its endpoints have prices of their own, and it states them
+    # OpenRouter's regions have endpoints with prices of their own, and it states them.
+    MeteredHost("openrouter", "openai", "eu.openrouter.ai"),
     MeteredHost("openrouter", "openai", "us.openrouter.ai"),
     MeteredHost("azure", "azure", "*.openai.azure.com"),
     MeteredHost("azure", "azure", "*.cognitiveservices.azure.com"),

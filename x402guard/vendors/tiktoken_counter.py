@@ -151,9 +151,8 @@ def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
         raise ValueError(f"the installed vocabulary {name} has the hash {found}, but tiktoken pins {expected_hash}")
     tokens = raw.split()[::2]  # a token in base64 and its rank, line by line; the ranks are 0, 1, 2 …, as the hash pins
     ranks: dict[bytes, int] = {}
-    for start in range(
-        0, len(tokens), _AT_ONCE
-    ):  # piece by piece: other threads, an event loop among them, go on between
+    # Piece by piece: other threads, an event loop among them, go on between.
+    for start in range(0, len(tokens), _AT_ONCE):
         piece = tokens[start : start + _AT_ONCE]
         ranks.update(zip(map(a2b_base64, piece), range(start, start + len(piece)), strict=True))
     return ranks

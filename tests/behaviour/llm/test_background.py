@@ -102,3 +102,36 @@ def test_a_response_that_is_whole_at_once_is_billed_at_once():
     with make_guard() as guard, guard.session("s", budget="$5.00") as session:
         client(session, lambda _: httpx.Response(200, json=DONE)).post(URL, json=ASKED)
         assert spent(session) == (BILL, 0)
+
+
+def test_a_gateway_of_the_owner_with_a_path_is_polled_at_its_own_address():
+    base = "https://gateway.example/openai/v1"
+    metering = Metering(endpoints={base: "openai"})
+    with make_guard(metering=metering) as guard, guard.session("s", budget="$5.00") as session:
+        http = client(session, shows(DONE))
+        http.post(f"{base}/responses", json=ASKED)
+        http.get(f"{base}/responses/resp_1")
+        assert spent(session) == (BILL, 0)
+
+
+def test_a_poll_that_streams_is_not_held_back():
+    taken = []
+
+    def events():
+        for event in (b"data: {}\n\n", b"data: [DONE]\n\n"):
+            taken.append(event)
+            yield event
+
+    def server(request):
+        if request.method == "POST":
+            return httpx.Response(200, json=QUEUED)
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=events())
+
+    with make_guard() as guard, guard.session("s", budget="$5.00") as session:
+        http = client(session, server)
+        http.post(URL, json=ASKED)
+        held = spent(session)
+        with http.stream("GET", f"{URL}/resp_1?stream=true") as response:
+            assert next(response.iter_raw()) == b"data: {}\n\n"
+            assert len(taken) == 1
+        assert spent(session) == held
