@@ -89,7 +89,7 @@ def on_by_default() -> str:
             f"  payments on test networks alone, {policy.per_payment_cap} each at most",
             f"  {loop.calls} identical calls within {loop.window_s} s, then a refusal; {loop.latch_after} refusals of one call trip the run",
             f"  {velocity.new_payees_per_day} new sellers a day in each run, and prices up to {velocity.price_ratio} times those of like requests",
-            f"  {breaker.failures} failures in a row open the circuit of a host or tool for {breaker.rest_s} s; {bulkhead.per_host} calls at a time",
+            f"  {breaker.failures} failures in a row open the circuit of a host or tool for {breaker.rest_s} s; {bulkhead.per_host} payments to a host at a time",
             "  tools that delete, send e-mail or SMS, or move money ask an approver, and are refused without one",
             f"  a paid answer may take {policy.timeouts.payment_s} s, and a call waits {policy.wait_for_budget_s} s for held money",
             f"  LLM calls without an output limit: {metering.unbounded_output!r}",
