@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -65,30 +65,41 @@ class Wakeable:
     """An event of the running event loop (asyncio or trio) that any thread may set."""
 
     def __init__(self) -> None:
-        self._set: Callable[[], object]
+        self._soon: Callable[..., object]
+        self._gone: type[Exception]
         if on_trio():
             import trio  # it runs us, so it is there
 
-            event, token = trio.Event(), trio.lowlevel.current_trio_token()
-            self._wait: Callable[[], Any] = event.wait
-            self._set = lambda: token.run_sync_soon(event.set)
-            self._gone: type[Exception] = trio.RunFinishedError
+            self._event: Any = trio.Event()
+            self._soon, self._gone = trio.lowlevel.current_trio_token().run_sync_soon, trio.RunFinishedError
         else:
             import asyncio  # its loop runs us
 
-            done, loop = asyncio.Event(), asyncio.get_running_loop()
-            self._wait = done.wait
-            self._set = lambda: loop.call_soon_threadsafe(done.set)
-            self._gone = RuntimeError
+            self._event = asyncio.Event()
+            self._soon, self._gone = asyncio.get_running_loop().call_soon_threadsafe, RuntimeError
 
     def set(self) -> None:
         """Wake the waiting task, if the loop is still open."""
-        with suppress(self._gone):
-            self._set()
+        wake_all((self,))
 
     async def wait(self) -> None:
         """Wait until it is set."""
-        await self._wait()
+        await self._event.wait()
+
+
+def wake_all(waiting: Iterable[Wakeable]) -> None:
+    """Set events, those of one event loop by one call: each call wakes its loop."""
+    loops: dict[Callable[..., object], list[Wakeable]] = {}
+    for each in waiting:
+        loops.setdefault(each._soon, []).append(each)  # noqa: SLF001 - of this module
+    for soon, of_loop in loops.items():
+        with suppress(of_loop[0]._gone):  # noqa: SLF001 - of this module
+            soon(_set_all, of_loop)
+
+
+def _set_all(waiting: Iterable[Wakeable]) -> None:
+    for each in waiting:
+        each._event.set()  # noqa: SLF001 - of this module
 
 
 async def within(seconds: float | None, call: Callable[[], Awaitable[R]]) -> R:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from contextvars import Context, ContextVar, copy_context
-from functools import lru_cache, partial
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
-from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
 from anyio.lowlevel import RunVar
 from msgspec import Struct
 
 from x402guard.errors import SignerError
-from x402guard.flow.detached import Aside, TooLate, Wakeable, in_event_loop, on_trio
+from x402guard.flow.detached import Aside, TooLate, in_event_loop
 from x402guard.flow.effects import (
     Ask,
     AskChain,
@@ -41,13 +36,10 @@ from x402guard.flow.effects import (
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import LOG, Approver, Observer, Shell, is_logged
+from x402guard.flow.threads import finish_change, run_in_daemon_thread
 from x402guard.kernel.rows import Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
-
-if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import Future, ThreadPoolExecutor
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -158,10 +150,8 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             elif isinstance(effect, Checkpoint):
                 await anyio.sleep(effect.pause_s)
             else:
-                call = partial(_perform, effect, shell)
-                answer = _told(
-                    call() if _is_inline(effect, shell) else await _run_effect_aside(effect, call, shell), shell
-                )
+                is_inline = _is_inline(effect, shell)
+                answer = _told(_perform(effect, shell) if is_inline else await _run_aside(effect, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow updates the ledger first
@@ -178,6 +168,27 @@ def _observe(effect: Effect, observer: Observer) -> None:
 class _Transacted(Struct, frozen=True):
     result: Any
     view: LedgerView
+
+
+class _Change:
+    """A change as a store runs it, with what this guard says of it. Keeps the view of its last run."""
+
+    def __init__(self, effect: Transact[Any], shell: Shell) -> None:
+        self._change, self._shell = effect.change, shell
+        self._is_logged = shell.observer is not None or is_logged("info")
+        self._views: tuple[LedgerView, ...] = ()
+
+    def __call__(self, view: LedgerView) -> Any:
+        self._views = (view,)  # the change may run again: the last run is the committed one
+        view.shadow, view.is_logged = self._shell.shadow, self._is_logged
+        kill_file = self._shell.kill_file
+        if kill_file is not None and _is_there(kill_file):
+            view.killed_by = str(kill_file)
+        return self._change(view)
+
+    def committed(self, result: Any) -> _Transacted:
+        """Return its result with the view that was committed."""
+        return _Transacted(result, self._views[0])
 
 
 def _told(answer: Any, shell: Shell) -> Any:
@@ -220,18 +231,8 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
 
 
 def _write(effect: Transact[Any], shell: Shell) -> _Transacted:
-    views: list[LedgerView] = []
-    logged = shell.observer is not None or is_logged("info")
-
-    def change(view: LedgerView) -> Any:
-        views[:] = [view]  # the change may run again: the last run is the committed one
-        view.shadow, view.is_logged = shell.shadow, logged
-        if shell.kill_file is not None and _is_there(shell.kill_file):
-            view.killed_by = str(shell.kill_file)
-        return effect.change(view)
-
-    result = shell.store.transact(effect.scope, change)
-    return _Transacted(result, views[0])
+    change = _Change(effect, shell)
+    return change.committed(shell.store.transact(effect.scope, change))
 
 
 _SILENCE: Final = Answer.no(NO_ANSWER)
@@ -267,151 +268,39 @@ def _is_there(path: Path) -> bool:
 
 
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
-_LEDGER_THREADS: Final = 16
 _OTHER_THREADS: Final = 16
-_CLOSING_THREADS: Final = 40
 
 
-async def _run_effect_aside(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
-    """Run a blocking call in a thread of our own: a caller who has used up the common ones cannot block it.
+async def _run_aside(effect: Effect, shell: Shell) -> Any:
+    """Run a blocking effect in a thread of our own: a caller who has used up the common ones cannot block it.
 
     A transaction runs to its end, even if the task is cancelled. Signers and chains are abandoned then: they may never
     return, and the flow knows that a signature may exist.
     """
     if isinstance(effect, Transact):
-        may_drop = effect.late is None  # an end of an answer is nowhere else before it is tried
-        return await finish_change(call, shell, lambda answer: _told(answer, shell), may_drop=may_drop)
+        return await _transact_async(effect, shell)
     try:
         limiter = _OTHER_TURN.get()
     except LookupError:
         limiter = anyio.CapacityLimiter(_OTHER_THREADS)
         _OTHER_TURN.set(limiter)
-    return await run_in_daemon_thread(call, limiter)
+    return await run_in_daemon_thread(partial(_perform, effect, shell), limiter)
 
 
-async def run_in_daemon_thread(call: Callable[[], R], limiter: anyio.CapacityLimiter | None = None) -> R:
-    """Run a blocking call in a daemon thread, of which *limiter* allows so many at once. A cancelled task abandons it.
+async def _transact_async(effect: Transact[Any], shell: Shell) -> _Transacted:
+    """Let the thread of the ledger run a transaction, together with others that wait."""
+    may_drop = effect.late is None  # an end of an answer is nowhere else before it is tried
+    if shell.late_writes is not None:
+        call = partial(_transact, effect, shell)
+        return await finish_change(call, shell, lambda answer: _told(answer, shell), may_drop=may_drop)
+    from x402guard.flow.change_queue import change_in_queue  # not for programs without an event loop
 
-    Not in one of anyio's for asyncio: those end with the root task of their loop, and a loop that Ctrl-C has left never
-    ends it. It is marked as one of them, so that a signer may go back to the loop by ``anyio.from_thread``.
-    """
-    async with nullcontext() if limiter is None else limiter:
-        if on_trio():  # its threads are daemons; a limiter of its own would count an abandoned call
-            return await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
-        backend = get_async_backend()
-        token = backend.current_token()
+    change = _Change(effect, shell)
 
-        def work() -> R:
-            with claim_worker_thread(backend, token):
-                threadlocals.current_cancel_scope = scope  # as in anyio's own threads
-                try:
-                    return call()
-                finally:
-                    del threadlocals.current_cancel_scope
+    def late(result: Any) -> None:
+        _told(change.committed(result), shell)
 
-        with anyio.CancelScope() as scope:
-            result = await Aside(partial(context_of_a_thread().run, work)).awaited_within(None)
-        return result  # noqa: RET504 - a scope may end its block early, for mypy
-
-
-async def finish_change(
-    call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True
-) -> R:
-    """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
-
-    *late* is then called with the result, if there is one. One that has not begun is dropped, if it may be. asyncio's
-    own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's shield, and a
-    transaction still running in the background could be followed by one that comes too early. The event loop waits.
-    Several threads of its own give each ledger its changes, because those that wait share a commit; forty would
-    compete with the loop for the interpreter.
-    """
-    work = _begun(partial(_ledger_threads, os.getpid(), id(shell.store)), call)
-    return await _awaited(work, late, may_drop=may_drop)
-
-
-async def finish_closing(call: Callable[[], R], *, of_a_guard: bool = False) -> R:
-    """Run what ends a session, or is *of a guard*, to its end even if the task is cancelled, and then let that continue.
-
-    It may take as long as functions of the owner, so it has threads of its own.
-    """
-    work = _begun(partial(_closing_threads, os.getpid(), of_a_guard), partial(context_of_a_thread().run, call))
-    return await _awaited(work, lambda _: None, may_drop=False)
-
-
-def _begun(pool: Callable[[], ThreadPoolExecutor], call: Callable[[], R]) -> Future[R]:
-    """Return the future of a call that is made once: in a thread of the pool, or here if it can start none.
-
-    The interpreter may be ending, or the process have too many threads. The call may be in the pool's queue all the same.
-    """
-    from concurrent.futures import Future
-
-    work: Future[R] = Future()
-    turn = threading.Lock()
-
-    def once() -> None:
-        if not turn.acquire(blocking=False) or not work.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            work.set_exception(error)
-        else:
-            work.set_result(result)
-
-    try:
-        pool().submit(once)
-    except (RuntimeError, ImportError):
-        once()
-    return work
-
-
-async def _awaited(work: Future[R], late: Callable[[R], object], *, may_drop: bool = True) -> R:
-    if work.done():
-        return work.result()
-    import asyncio  # not for programs without an event loop
-
-    done = Wakeable()
-    work.add_done_callback(lambda _: done.set())
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            with anyio.CancelScope(shield=True):
-                await done.wait()
-        except asyncio.CancelledError as error:
-            if may_drop and work.cancel():
-                raise  # the transaction has not begun
-            cancelled = error
-    if cancelled is not None:
-        if work.exception() is None:
-            late(work.result())
-        raise cancelled  # the flow gets the cancellation, and reads the ledger
-    return work.result()
-
-
-def context_of_a_thread() -> Context:
-    """Return a copy of this context for a plain thread, where no event loop runs, whatever runs here."""
-    context = copy_context()
-    with suppress(ImportError):
-        from sniffio import current_async_library_cvar
-
-        context.run(current_async_library_cvar.set, None)
-    return context
-
-
-@lru_cache(maxsize=2)
-def _closing_threads(_pid: int, _of_guards: bool) -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    # Guards have their own: sessions that end slowly may take all forty.
-    return ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="x402guard-closing")
-
-
-@lru_cache(maxsize=64)
-def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    # One pool per ledger, so that none waits for another; and per process: a fork has none of its parent's threads.
-    return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
+    return change.committed(await change_in_queue(shell.store, effect.scope, change, late, may_drop=may_drop))
 
 
 def _late(effect: TakeSlot, shell: Shell) -> Callable[[], None] | None:

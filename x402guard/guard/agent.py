@@ -14,9 +14,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.admission import consent
-from x402guard.flow.drivers import finish_closing, run, run_async, transact_now
+from x402guard.flow.drivers import run, run_async, transact_now
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
+from x402guard.flow.threads import finish_closing
 from x402guard.guard.account import Account
 from x402guard.guard.delegating import Delegates
 from x402guard.guard.opening import undoing

@@ -16,12 +16,13 @@ from x402guard.chain.rechecker import Rechecker
 from x402guard.chain.settings import Endpoints
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context, Mode
-from x402guard.flow.drivers import finish_change, finish_closing, run, run_in_daemon_thread, transact_now
+from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG, Shell, WritesLate
 from x402guard.flow.surroundings import here
+from x402guard.flow.threads import finish_change, finish_closing, run_in_daemon_thread
 from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
 from x402guard.guard.arguments import (

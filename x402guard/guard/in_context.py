@@ -14,8 +14,9 @@ import anyio
 from msgspec import Struct
 
 from x402guard.errors import ConfigError, SessionClosed
-from x402guard.flow.drivers import finish_closing, run, run_async, transact_now
+from x402guard.flow.drivers import run, run_async, transact_now
 from x402guard.flow.surroundings import here
+from x402guard.flow.threads import finish_closing
 from x402guard.guard.charges import DeclaresTools
 from x402guard.guard.session import Session, current_session, outlived_session
 from x402guard.ledger.actions import Action, ActionState

@@ -12,7 +12,8 @@ import anyio.lowlevel
 from typing_extensions import Unpack
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.drivers import finish_change, transact_now
+from x402guard.flow.drivers import transact_now
+from x402guard.flow.threads import finish_change
 from x402guard.guard.account import Account
 from x402guard.guard.opening import (
     BUDGET_PREFIX,

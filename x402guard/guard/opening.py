@@ -13,9 +13,9 @@ from msgspec import Struct
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import finish_closing
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
+from x402guard.flow.threads import finish_closing
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import Opened
 from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind

@@ -16,9 +16,10 @@ from typing_extensions import override
 from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.bulkheads import carry_around
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import finish_closing, run_in_daemon_thread, transact_now
+from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
+from x402guard.flow.threads import finish_closing, run_in_daemon_thread
 from x402guard.frozen import replace
 from x402guard.guard.agent import Endings
 from x402guard.guard.charges import Charges

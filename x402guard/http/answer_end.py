@@ -8,11 +8,12 @@ from functools import partial
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import finish_change, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
+from x402guard.flow.threads import finish_change
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Delivery
 from x402guard.ledger.lost import LateEnd

@@ -15,6 +15,9 @@ from x402guard.ledger.view import Change, Scope
 
 R = TypeVar("R")
 
+Outcome = tuple[Any, Exception | None]
+"""What a change has returned, and None; or None, and what it has raised: then nothing of it is written."""
+
 GRANTS: Final = ("grant", "return")
 """The entries that only move budget between a node and its parent."""
 

@@ -12,18 +12,20 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.kernel.ledger import Rows, Work
-from x402guard.ledger.view import Scope
+from x402guard.ledger.store import Outcome
+from x402guard.ledger.view import Change, Scope
 from x402guard.stores.fair_lock import Line
-from x402guard.stores.transacts import Transacts
+from x402guard.stores.transacts import Proposal, Transacts
 
 R = TypeVar("R")
 
@@ -45,6 +47,7 @@ class Request:
         leader: the thread that runs it now; None while it waits.
         ran: True once its transaction was committed, so that it never runs again.
         over: True once the outcome is known.
+        error: why nothing of it is written, or None.
     """
 
     def __init__(self, scope: Scope, work: Work) -> None:
@@ -52,11 +55,11 @@ class Request:
         self.thread, self._context = threading.get_ident(), copy_context()
         self.leader: int | None = None
         self.ran = self.over = False
-        self._error: Exception | None = None
+        self.error: Exception | None = None
 
     def run(self, rows: Rows) -> None:
         """Run the change on *rows*, in the context of the thread that waits for it. Raises what it raises."""
-        self._error = None
+        self.error = None
         if threading.get_ident() == self.thread:
             self._work(rows)
         else:
@@ -65,16 +68,16 @@ class Request:
     @property
     def failed(self) -> bool:
         """True if the change itself has failed, so that nothing of it is written."""
-        return self._error is not None
+        return self.error is not None
 
     def fail(self, error: Exception) -> None:
         """Note why nothing of the change is written."""
-        self._error = error
+        self.error = error
 
     def raise_error(self) -> None:
         """Raise why nothing of the change is written, if that is so."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
 class Requests:
@@ -204,6 +207,29 @@ class GroupCommit(Transacts):
             self._requests.withdraw(mine, self._busy_s)
             raise
         mine.raise_error()
+
+    def transact_all(self, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
+        """Run changes of several callers, all for this thread, in as few transactions as the ledger allows."""
+        proposals = [Proposal(scope, change) for scope, change in changes]
+        works = [self._work(scope, each) for (scope, _), each in zip(changes, proposals, strict=True)]
+        requests = [Request(scope, work) for (scope, _), work in zip(changes, works, strict=True)]
+        try:
+            self._check_ready()
+            for each in requests:
+                self._requests.add(each)
+            for each in requests:
+                if not each.over:
+                    self._in_turn(partial(self._run_with_others, each), partial(getattr, each, "over"))
+        except BaseException as error:
+            for each in requests:
+                self._requests.withdraw(each, self._busy_s)
+            if not isinstance(error, Exception):
+                raise
+            failed_together([each for each in requests if not each.over and not each.ran], error)
+        for request, work in zip(requests, works, strict=True):
+            if not request.failed and work.ended:
+                self.released.ended(work.ended)
+        return [(each.outcome(), request.error) for each, request in zip(proposals, requests, strict=True)]
 
     def _check_ready(self) -> None:
         self._check_usable()

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.ledger import Work
-from x402guard.ledger.view import Scope
 from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import (
     gone,
@@ -110,7 +108,7 @@ class ReadOnlyStore(SqliteStore):
         connection.execute("ROLLBACK")
 
     @override
-    def _in_transaction(self, scope: Scope, work: Work) -> None:
+    def _check_ready(self) -> None:
         raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
 
     @override

@@ -17,8 +17,9 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import context_of_a_thread, run
+from x402guard.flow.drivers import run
 from x402guard.flow.shell import LOG, Shell
+from x402guard.flow.threads import context_of_a_thread
 from x402guard.ledger.actions import (
     OPEN_STATES,
     Action,

@@ -36,7 +36,8 @@ def ledger_away(books, monkeypatch):
     @contextmanager
     def block():
         with monkeypatch.context() as broken:
-            broken.setattr(type(books.store), "transact", away)
+            for name in ("transact", "transact_all"):
+                broken.setattr(type(books.store), name, away, raising=name == "transact")
             yield
 
     return block

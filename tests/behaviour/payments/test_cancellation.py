@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.cancellation import cancelled_after
-from tests.support.faults import Tripwire
+from tests.support.faults import Faulty, Tripwire
 from tests.support.merchant import (
     URL,
     Shop,
@@ -141,18 +141,22 @@ CENT = Decimal("0.01")
 
 def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_path):
     """`asyncio.wait_for` cancels by task.cancel(), which no shield of anyio's keeps out."""
-    store, shop = open_store(f"sqlite:///{tmp_path / 'l.db'}"), Shop()
+    shop = Shop()
     inside, go_on, committed = threading.Event(), threading.Event(), threading.Event()
-    transact = store.transact
 
-    def slow(scope, change):
-        if scope.purchase is not None:
+    class Slow(Faulty):
+        inline = False
+
+        def transact(self, scope, change):
+            if scope.purchase is None:
+                return super().transact(scope, change)
             inside.set()
             assert go_on.wait(10)
-            result = transact(scope, change)
+            result = super().transact(scope, change)
             committed.set()
             return result
-        return transact(scope, change)
+
+    store = Slow(open_store(f"sqlite:///{tmp_path / 'l.db'}"))
 
     async def main():
         async with async_client(session, shop) as http:
@@ -167,7 +171,6 @@ def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_
 
     with make_guard(store) as guard:
         session = guard.session("s", budget="$1")
-        store.transact = slow
         asyncio.run(main())
         assert committed.wait(10)
         assert (session.held, session.spent, shop.payments) == (0, 0, [])

@@ -8,7 +8,7 @@ import anyio.from_thread
 import pytest
 from anyio._core import _eventloop
 
-from x402guard.flow.drivers import run_in_daemon_thread
+from x402guard.flow.threads import run_in_daemon_thread
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
