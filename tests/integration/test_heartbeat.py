@@ -42,7 +42,7 @@ def elsewhere(url):
 
     guard = contextvars.Context().run(opens)
     yield guard
-    guard._heartbeat.close()
+    guard._heartbeats[0].close()
     guard.shell.store.close()
 
 
@@ -76,7 +76,7 @@ def test_a_process_shows_every_minute_that_it_lives(url, monkeypatch):
 
 def test_a_file_of_one_machine_needs_no_sign(tmp_path):
     with make_guard(f"sqlite:///{tmp_path / 'spend.db'}") as guard:
-        assert guard._heartbeat is None
+        assert guard._heartbeats == ()
         assert "seen_ms" not in guard.shell.store.marks("instance", "")[guard.instance]
 
 
@@ -159,7 +159,7 @@ def until(holds):
 def test_a_sign_that_cannot_be_written_is_tried_again(monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     beats = Beats()
-    sign = heartbeat.Heartbeat(beats.beat)
+    sign = heartbeat.Heartbeat(beats.beat, "it fails")
     until(lambda: beats.count > 3)
     sign.close()
     sign.close()
@@ -169,7 +169,7 @@ def test_a_sign_that_cannot_be_written_is_tried_again(monkeypatch):
 def test_a_guard_that_is_not_closed_is_kept_alive_by_no_sign(monkeypatch, url):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     guard = make_guard(url)
-    thread, gone = guard._heartbeat._thread, weakref.ref(guard)
+    thread, gone = guard._heartbeats[0]._thread, weakref.ref(guard)
     del guard
     for _ in range(50):
         gc.collect()

@@ -56,26 +56,26 @@ def watch(
     with Owner(ledger, read_only=True) as owner:
         tell_as_of(owner.as_of)
         if as_json:
-            view = owner.live()
+            view = owner.live(find=find or customer or agent)
             fits = chosen(view.sessions, find=find, customer=customer, agent=agent, state=state)
             asked = bool(find or customer or agent or state)
             shown = replace(view, sessions=tuple(fits)) if asked else view
             typer.echo(json_text(msgspec.to_builtins(shown)))
         elif once or not console.is_terminal:
-            typer.echo(drawn(owner.live()).plain)
+            typer.echo(drawn(owner.live(find=find or customer or agent)).plain)
         else:
             for number in ending_signals():
                 signal.signal(number, _stop)
-            _follow(owner, drawn, console, pause_s)
+            _follow(lambda: drawn(owner.live(find=find or customer or agent)), console, pause_s)
 
 
-def _follow(owner: Owner, drawn: Callable[[LiveView], Text], console: Console, pause_s: float) -> None:
+def _follow(drawn: Callable[[], Text], console: Console, pause_s: float) -> None:
     """Show the view again and again, in a screen of its own, until Ctrl-C."""
     try:
         with Live(console=console, screen=True, auto_refresh=False) as shown:
             while True:
                 try:
-                    shown.update(drawn(owner.live()), refresh=True)
+                    shown.update(drawn(), refresh=True)
                 except LedgerUnavailable as error:
                     shown.update(Text(f"the ledger is unavailable: {error}; the next look tries again"), refresh=True)
                 time.sleep(pause_s)

@@ -167,7 +167,7 @@ def _observe(effect: Effect, observer: Observer) -> None:
 
 class _Transacted(Struct, frozen=True):
     result: Any
-    view: LedgerView
+    view: Any
 
 
 class _Change:
@@ -176,19 +176,15 @@ class _Change:
     def __init__(self, effect: Transact[Any], shell: Shell) -> None:
         self._change, self._shell = effect.change, shell
         self._is_logged = shell.observer is not None or is_logged("info")
-        self._views: tuple[LedgerView, ...] = ()
+        self.view: LedgerView | None = None
 
     def __call__(self, view: LedgerView) -> Any:
-        self._views = (view,)  # the change may run again: the last run is the committed one
+        self.view = view  # the change may run again: the last run is the committed one
         view.shadow, view.is_logged = self._shell.shadow, self._is_logged
         kill_file = self._shell.kill_file
         if kill_file is not None and _is_there(kill_file):
             view.killed_by = str(kill_file)
         return self._change(view)
-
-    def committed(self, result: Any) -> _Transacted:
-        """Return its result with the view that was committed."""
-        return _Transacted(result, self._views[0])
 
 
 def _told(answer: Any, shell: Shell) -> Any:
@@ -232,7 +228,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
 
 def _write(effect: Transact[Any], shell: Shell) -> _Transacted:
     change = _Change(effect, shell)
-    return change.committed(shell.store.transact(effect.scope, change))
+    return _Transacted(shell.store.transact(effect.scope, change), change.view)
 
 
 _SILENCE: Final = Answer.no(NO_ANSWER)
@@ -298,9 +294,9 @@ async def _transact_async(effect: Transact[Any], shell: Shell) -> _Transacted:
     change = _Change(effect, shell)
 
     def late(result: Any) -> None:
-        _told(change.committed(result), shell)
+        _told(_Transacted(result, change.view), shell)
 
-    return change.committed(await change_in_queue(shell.store, effect.scope, change, late, may_drop=may_drop))
+    return _Transacted(await change_in_queue(shell.store, effect.scope, change, late, may_drop=may_drop), change.view)
 
 
 def _late(effect: TakeSlot, shell: Shell) -> Callable[[], None] | None:

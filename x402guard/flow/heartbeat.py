@@ -1,4 +1,4 @@
-"""Shows other machines from time to time that this process lives."""
+"""Calls a method from time to time: to show other machines that this process lives, or to check a ledger on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Heartbeat:
     """A thread that calls *beat* every minute until it is closed, or the object of the method is gone. It starts at once.
 
     Args:
-        beat: a method that writes the sign into the ledger. If that fails, the next one is as good.
+        beat: a method. If it fails, the next time is as good.
+        what: what fails then, for the log.
     """
 
-    def __init__(self, beat: Callable[[], None]) -> None:
+    def __init__(self, beat: Callable[[], None], what: str) -> None:
         self._pid, self._is_over = os.getpid(), threading.Event()
-        thread = threading.Thread(
-            target=_run, args=(WeakMethod(beat), self._is_over), name="x402guard-heartbeat", daemon=True
-        )
+        work = (WeakMethod(beat), self._is_over, what)
+        thread = threading.Thread(target=_run, args=work, name="x402guard-heartbeat", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -36,7 +36,7 @@ class Heartbeat:
             self._thread.join(_CLOSING_S)
 
 
-def _run(beat: WeakMethod[Callable[[], None]], is_over: threading.Event) -> None:
+def _run(beat: WeakMethod[Callable[[], None]], is_over: threading.Event, what: str) -> None:
     while not is_over.wait(BEAT_S):
         write = beat()
         if write is None:
@@ -45,5 +45,5 @@ def _run(beat: WeakMethod[Callable[[], None]], is_over: threading.Event) -> None
             write()
         except Exception as error:  # noqa: BLE001 - a thread that ends would make its process look dead
             if not is_over.is_set():
-                LOG.warning("the sign that this process lives cannot be written, and is tried again: %s", error)
+                LOG.warning("%s, and is tried again: %s", what, error)
         del write

@@ -70,11 +70,15 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object, 
     return signer_of(signer)
 
 
-def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
+def open_ledger(url: str | LedgerStore, *, must_exist: bool, memory_sessions: int) -> LedgerStore:
     """Return the store at a ledger URL. Says in the log where the ledger is, if it is made here without being named."""
+    check_flags(ledger_must_exist=must_exist)
+    kept = positive("memory_sessions", memory_sessions)
+    if not isinstance(url, str):
+        return url
     refuse_late_patch()
     made = url == DEFAULT_LEDGER and not ledger_path(url).exists()
-    store = open_store(url, must_exist=must_exist)
+    store = open_store(url, must_exist=must_exist, memory_sessions=kept)
     if must_exist and not store.path(WALLET):  # what makes a ledger was killed before its wallet had a limit
         store.close()
         raise LedgerUnavailable(

@@ -41,7 +41,7 @@ from x402guard.guard.arguments import (
 from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, kernel_opened, opener_of, parse_limit
+from x402guard.guard.opening import Basis, check_on, kernel_opened, opener_of, parse_limit
 from x402guard.guard.session import Session, current_session
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.authorize import lapse_due
@@ -49,13 +49,14 @@ from x402guard.ledger.lost import enter_ends
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
-from x402guard.ledger.store import LedgerStore, MayBeAway
+from x402guard.ledger.store import CheckedInParts, ForgetsSessions, LedgerStore, MayBeAway
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
+from x402guard.stores.memory import MOST_ENDED
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.delivery import note_cut
@@ -88,6 +89,8 @@ class Guard(BudgetParent):
         flight_s: seconds after which a request without an answer is in doubt.
         purchase_memory_s: seconds for which a payment that was taken without an answer keeps the same request from a
             new signature.
+        memory_sessions: how many sessions that have ended ``memory://`` keeps; older ones are forgotten, but for what they
+            captured. Other ledgers keep all.
         metering: how LLM calls are held and priced.
         session_budget: the budget in dollars of a session that names none; without it, such a session is an error.
         approver: the approver: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``, ``"queue"``
@@ -122,6 +125,7 @@ class Guard(BudgetParent):
         max_body_bytes: int = DEFAULT_BODY_BYTES,
         flight_s: int = DEFAULT_FLIGHT_S,
         purchase_memory_s: int = DEFAULT_MEMORY_S,
+        memory_sessions: int = MOST_ENDED,
         metering: Metering | None = None,
         session_budget: Dollars | None = None,
         approver: object = None,
@@ -135,8 +139,7 @@ class Guard(BudgetParent):
         telemetry: bool = False,
     ) -> None:
         pays, self.policy = check_kinds(signer, ledger, policy, chains, approver), policy or Policy()
-        check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
-        check_flags(unsafe_async_failover=unsafe_async_failover)
+        check_flags(background_checks=background_checks, unsafe_async_failover=unsafe_async_failover)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
@@ -163,24 +166,27 @@ class Guard(BudgetParent):
             session_budget=parse_limit(session_budget, field="session_budget"),
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
-        store = open_ledger(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
+        store = open_ledger(ledger, must_exist=ledger_must_exist, memory_sessions=memory_sessions)
         asks, notifier = limited_approver(approver, store), self._notifier
         shell = Shell(store, pays, chain, asks, notifier, kill_file=stop, shadow=self.context.shadow)
-        self._open(shell, limit, checks=background_checks and chain is not None, telemetry=telemetry)
+        self._open(shell, limit, background_checks=background_checks, telemetry=telemetry)
 
     @property
     def instance(self) -> str:
         """The name of this guard in the ledger: host, process, and a part at random."""
         return self.context.instance
 
-    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool, telemetry: bool) -> None:
+    def _open(self, shell: Shell, limit: Nanos | None, *, background_checks: bool, telemetry: bool) -> None:
         self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), self.shell))
-        self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
+        asks_chain = background_checks and shell.chain is not None
+        self.shell = replace(shell, recheck=self._rechecker.nudge) if asks_chain else shell
         self._observer: Telemetry | None = None
         try:
             self._observer = observed(telemetry)
             self.shell = replace(self.shell, observer=self._observer, late_writes=self._late_writes(shell.store))
             shell.store.open_kernel(kernel_opened(self.context))
+            if isinstance(shell.store, ForgetsSessions):
+                shell.store.ask_chains(asks=shell.chain is not None)
             gone, machine = self._enter_instance(limit), here().machine()
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(
@@ -189,10 +195,21 @@ class Guard(BudgetParent):
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.signable)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)
-            self._heartbeat = Heartbeat(self._beat) if shell.store.is_shared else None
+            self._heartbeats = self._started(shell.store, checks=background_checks)
         except BaseException:
             self._release()
             raise
+
+    def _started(self, store: LedgerStore, *, checks: bool) -> tuple[Heartbeat, ...]:
+        """Start what is done once a minute."""
+        beats = [Heartbeat(self._beat, "the sign that this process lives cannot be written")] if store.is_shared else []
+        if checks and isinstance(store, CheckedInParts):
+            beats.append(Heartbeat(self._check_on, "the ledger cannot be checked"))
+        return tuple(beats)
+
+    def _check_on(self) -> None:
+        """Check what of the ledger its opening has left."""
+        check_on(self.shell, lambda: self._closed)
 
     def _late_writes(self, store: LedgerStore) -> WritesLate | None:
         """Return what writes the ends of answers; None for a ledger on this machine."""
@@ -338,8 +355,8 @@ class Guard(BudgetParent):
                     run(note_cut(self.context, *sorted(self.context.cut_off)), self.shell)
             if self.shell.late_writes is not None:
                 self.shell.late_writes.close()
-            if self._heartbeat is not None:
-                self._heartbeat.close()
+            for each in self._heartbeats:
+                each.close()
             self._write_row(mark)
         finally:
             self._notifier.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, Literal, Self, get_args
@@ -11,7 +12,7 @@ from typing import Final, Literal, Self, get_args
 from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, InconsistentLedger
 from x402guard.flow.context import Context
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
@@ -20,9 +21,9 @@ from x402guard.frozen import replace
 from x402guard.kernel.change_set import Opened
 from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.store import CheckedInParts, LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
-from x402guard.ledger.view import Scope
+from x402guard.ledger.view import Notice, Scope
 from x402guard.llm.meter import Meter
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, parts_of
@@ -259,3 +260,21 @@ def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget |
         limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id, budget.hard)
         budget.bind(shell, replace(context, tokens=limit), limit)
     return budget
+
+
+_PAUSE_S: Final = 0.1
+
+
+def check_on(shell: Shell, is_over: Callable[[], bool]) -> None:
+    """Check what of the ledger its opening has left, piece by piece; what is found is a notice and stops the ledger."""
+    store = shell.store
+    if not isinstance(store, CheckedInParts):
+        return
+    try:
+        while not is_over() and not store.check_on():
+            time.sleep(_PAUSE_S)
+    except InconsistentLedger as error:
+        words, at_s = str(error), store.now_ms() / 1000
+        shell.notifier.notify(
+            (Notice("ledger_inconsistent", "critical", words, rule="inconsistent_ledger", time=at_s),)
+        )

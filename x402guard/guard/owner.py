@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -29,6 +28,7 @@ from x402guard.guard.owner_rows import (
     LimitChange,
     QuestionRow,
     TransferRow,
+    budget_rows,
     delegation_named,
     delegation_rows,
     limited,
@@ -37,7 +37,7 @@ from x402guard.guard.owner_rows import (
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind, NodeState
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, NodeKind
 from x402guard.ledger.actions import OPEN_STATES
 from x402guard.ledger.budgets import as_line
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
@@ -45,15 +45,22 @@ from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
 from x402guard.ledger.owner import check_reason, owner_mark, reset_node, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
-from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
+from x402guard.ledger.queries import (
+    Prediction,
+    compared_of,
+    find_budget,
+    nodes_of,
+    outstanding_of,
+    path_of,
+    prediction_of,
+)
 from x402guard.ledger.questions import approval_mark, close_unanswered, give_answer, question_id, waiting
 from x402guard.ledger.store import Audited
-from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of, verify_windows
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars
-from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_whole
+from x402guard.policy.checks import check_dollars, check_kind, check_name
 from x402guard.policy.latches import clear, latches_of
 from x402guard.policy.loops import forget_before
 from x402guard.policy.prices import accept_price, accepted_key
@@ -64,15 +71,13 @@ from x402guard.stores import open_store
 from x402guard.tools.undo import actions_of, roll_back, unregistered
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
-from x402guard.views.live import LiveView, live_of
+from x402guard.views.live import LiveView, Totals, live_of, totals_of
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciled import Reconciliation
 from x402guard.x402.unexplained import acknowledge, key_of, unexplained_in
 
 R = TypeVar("R")
-
-_LISTED = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 
 
 class Owner:
@@ -129,23 +134,8 @@ class Owner:
         With *name* (or a pattern with ``*``), *state* (``open``, ``closed``, ``tripped``), *parent* (all below that
         budget) and *since* (when they were opened) only those that fit, and with *limit* only the last ones.
         """
-        nodes = nodes_of(self._store)
-        inside = None if parent is None else {node.id for node in below(nodes, find_budget(self._store, parent))}
-        if state is not None:
-            check_choice("state", state, [str(each) for each in NodeState])
-        check_whole("limit", limit, 0, optional=True)
         since_ms = as_ms("since", since) or 0
-        wanted = None if name is None else check_name("name", name)
-        found = [
-            node
-            for node in nodes.values()
-            if node.kind in _LISTED
-            and (wanted is None or fnmatchcase(node.name, wanted))
-            and (state is None or node.state == state)
-            and (inside is None or node.id in inside)
-            and node.created_ms >= since_ms
-        ]
-        return [BudgetRow.of(node, nodes) for node in (found if limit is None else found[-limit:] if limit else [])]
+        return budget_rows(self._store, name=name, state=state, parent=parent, since_ms=since_ms, limit=limit)
 
     def report(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
@@ -157,9 +147,16 @@ class Owner:
         books = books_of(self._store, find_budget(self._store, session, latest=True))
         return Report.of(books, since_ms=as_ms("since", since), until_ms=as_ms("until", until))
 
-    def live(self) -> LiveView:
-        """Return what is under way now in all sessions of the ledger, at one moment."""
-        return live_of(self._store)
+    def live(self, *, find: str = "") -> LiveView:
+        """Return what is under way now in all sessions of the ledger, at one moment.
+
+        Of those that have ended it has the newest ones, and those whose id, name or budget has the text *find*.
+        """
+        return live_of(self._store, find=find)
+
+    def totals(self) -> Totals:
+        """Return the figures of the ledger at one moment: what ``/metrics`` says."""
+        return totals_of(self._store)
 
     def captures(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
@@ -425,8 +422,9 @@ class Owner:
 
     def budget(self, session: str) -> BudgetRow:
         """Return one session, named budget or the wallet."""
-        nodes = nodes_of(self._store)
-        return BudgetRow.of(nodes[find_budget(self._store, session)], nodes)
+        node_id = find_budget(self._store, session)
+        nodes = path_of(self._store, node_id)
+        return BudgetRow.of(nodes[node_id], nodes)
 
     # -- the ledger ---------------------------------------------------------------------------------------------------
 

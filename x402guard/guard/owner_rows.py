@@ -7,23 +7,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
 from x402guard.guard.arguments import gone_instances
-from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
+from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node, NodeState
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
 from x402guard.ledger.owner import known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
-from x402guard.ledger.queries import nodes_of
+from x402guard.ledger.queries import find_budget, last_nodes, nodes_of
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
+from x402guard.policy.checks import check_choice, check_name, check_whole
 from x402guard.policy.latches import HeldLatch
 from x402guard.views.words import printable
 
@@ -83,6 +85,23 @@ class BudgetRow(_Row):
             reserve=nanos_to_decimal(node.reserve),
             created=datetime.fromtimestamp(node.created_ms / 1000, UTC).isoformat(timespec="seconds"),
         )
+
+
+def budget_rows(
+    store: LedgerReads, *, name: str | None, state: str | None, parent: str | None, since_ms: int, limit: int | None
+) -> list[BudgetRow]:
+    """Return the rows of budgets: see ``Owner.sessions``. Raises ``ConfigError``."""
+    above = None if parent is None else find_budget(store, parent)
+    if state is not None:
+        check_choice("state", state, [str(each) for each in NodeState])
+    check_whole("limit", limit, 0, optional=True)
+    wanted = None if name is None else check_name("name", name)
+
+    def fits(node: Node) -> bool:
+        is_named = wanted is None or fnmatchcase(node.name, wanted)
+        return is_named and (state is None or node.state == state) and node.created_ms >= since_ms
+
+    return [BudgetRow.of(node, path) for node, path in last_nodes(store, fits, limit, above)]
 
 
 @dataclass(frozen=True, slots=True)

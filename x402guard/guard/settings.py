@@ -35,6 +35,7 @@ from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.policy.checks import WITHOUT_SIGN
 from x402guard.stores import DEFAULT_LEDGER
+from x402guard.stores.memory import MOST_ENDED
 from x402guard.strict_json import NotReadable, read_json
 from x402guard.x402.signer import LocalSigner, address_in, refuse_key
 
@@ -109,6 +110,7 @@ class Settings(BaseSettings):
     max_body_bytes: Whole = DEFAULT_BODY_BYTES
     flight_s: Whole = DEFAULT_FLIGHT_S
     purchase_memory_s: Whole = DEFAULT_MEMORY_S
+    memory_sessions: Whole = MOST_ENDED
     session_budget: str | None = None
     approver: Literal["terminal", "queue"] | None = None
     webhook_url: str | None = Field(None, repr=False)
@@ -160,6 +162,7 @@ class Settings(BaseSettings):
             "max_body_bytes": self.max_body_bytes,
             "flight_s": self.flight_s,
             "purchase_memory_s": self.purchase_memory_s,
+            "memory_sessions": self.memory_sessions,
             "session_budget": self.session_budget,
             "approver": self.approver,
             "webhook": self._webhook(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -22,6 +22,10 @@ from x402guard.money import nanos_to_decimal
 LEAST_SESSIONS: Final = 5
 """The minimum number of past sessions for a prediction."""
 
+MOST_SESSIONS: Final = 1_000
+"""The maximum number of past sessions for a prediction: the last ones."""
+
+_AT_ONCE: Final = 200
 _NAMED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 _BY_ID: Final = "id="
 _MOST_COMPARED: Final = 1_000
@@ -42,7 +46,7 @@ def path_of(store: LedgerReads, node_id: str) -> dict[str, Node]:
     return {node.id: rolled(node, now_ms) for node in store.path(node_id)}
 
 
-def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -> str:
+def find_budget(store: LedgerReads, word: str | None, *, latest: bool = False) -> str:
     """Return the id of a budget. *word* is ``wallet``, an id, ``id=ID``, or the name of one session or named budget.
 
     None is the last session. Children do not count if a run has the name, because an agent names them. Raises
@@ -56,22 +60,21 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
                 "ledger: it has no wallet yet; an agent makes it, or: x402guard budget set wallet AMOUNT --new"
             )
         return word
-    nodes = [node for node in store.nodes() if node.kind in _NAMED and node.id != WALLET]
     if word is None:
-        sessions = [node for node in nodes if node.kind is NodeKind.SESSION]
-        found = [node for node in sessions if "/" not in node.id][-1:] or sessions[-1:]
-    elif word.startswith(_BY_ID):
-        found = [node for node in nodes if node.id == word.removeprefix(_BY_ID)]
+        found = _last_run(store)
     else:
-        found = [node for node in nodes if word in (node.id, node.name)]
+        said = word.removeprefix(_BY_ID)
+        known = [node for node in store.named(said, _MOST_COMPARED) if node.kind in _NAMED and node.id != WALLET]
+        found = [node for node in known if said in (node.id, word)]
     runs = [node for node in found if "/" not in node.id] or found
     if not runs:
         if word is None:
             raise ConfigError("session: no session has run in this ledger yet; the wallet itself is: wallet")
         from difflib import get_close_matches  # only for a mistake
 
-        names = [*dict.fromkeys(node.name for node in nodes)]
-        near = get_close_matches(word, [WALLET, *names[-_MOST_COMPARED:]], 1)
+        last = [node for node in store.newest(_MOST_COMPARED) if node.kind in _NAMED and node.id != WALLET]
+        names = [*dict.fromkeys(node.name for node in last)]
+        near = get_close_matches(word, [WALLET, *names], 1)
         hint = f"did you mean {near[0]!r}?" if near else f"latest: {', '.join(names[-5:]) or 'none'}"
         raise ConfigError(f"session: there is no session {word!r:.60} in this ledger; {hint}")
     # Of sessions with one name the last is meant; another one's id, or a customer's name, is never theirs to take.
@@ -79,6 +82,48 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
         listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])
         raise ConfigError(f"session: {word!r} may mean {len(runs)} of them; name one: {listed}")
     return runs[-1].id
+
+
+def _last_run(store: LedgerReads) -> list[Node]:
+    """Return the last session that is below no other one, or the last one at all; nothing if there is none."""
+    last: list[Node] = []
+    for some in _from_the_last(store):
+        sessions = [node for node in some if node.kind is NodeKind.SESSION]
+        runs = [node for node in sessions if "/" not in node.id]
+        if runs:
+            return runs[-1:]
+        last = last or sessions[-1:]
+    return last
+
+
+def _from_the_last(store: LedgerReads) -> Iterator[Sequence[Node]]:
+    """Yield all budgets in parts, the newest part first, each oldest first."""
+    skip = 0
+    while some := store.newest(_AT_ONCE, skip):
+        yield some
+        skip += len(some)
+
+
+def last_nodes(
+    store: LedgerReads, fits: Callable[[Node], bool], most: int | None, above: str | None
+) -> list[tuple[Node, dict[str, Node]]]:
+    """Return the last *most* budgets that fit (None: all), oldest first, and the path of each; only those below *above*."""
+    now_ms = store.now_ms()
+    if most is None:
+        nodes = nodes_of(store) if above is None else nodes_of(store, above)
+        inside = nodes if above is None else {node.id for node in below(nodes, above)}
+        return [(node, nodes) for node in nodes.values() if node.id in inside and node.kind in _NAMED and fits(node)]
+    found: list[tuple[Node, dict[str, Node]]] = []
+    for some in _from_the_last(store) if most else ():
+        for node in reversed(some):
+            if node.kind not in _NAMED or not fits(rolled(node, now_ms)):
+                continue
+            path = path_of(store, node.id)
+            if (above is None or above in path) and node.id in path:
+                found.append((path[node.id], path))
+            if len(found) == most:
+                return found[::-1]
+    return found[::-1]
 
 
 def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:
@@ -140,8 +185,8 @@ def _nearest_rank(ordered: list[int], percent: int) -> int:
 
 
 def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:
-    """Return the prediction from past sessions of *name*, without the session of id *but*."""
-    return predict(store.nodes(), name, gone=ended_instances(store), but=but)
+    """Return the prediction from the last ``MOST_SESSIONS`` sessions of *name*, without the session of id *but*."""
+    return predict(store.named(name, MOST_SESSIONS), name, gone=ended_instances(store), but=but)
 
 
 def ended_instances(store: LedgerReads) -> set[str]:

@@ -47,6 +47,24 @@ class LedgerReads(Protocol):
         Each has drawn exactly what it uses, also where nodes keep idle budget.
         """
 
+    def current(self, newest: int) -> Sequence[Node]:
+        """Return every budget that has not ended, the *newest* ones of all, and all above them, oldest first.
+
+        Here and in the next three, those that count tokens are left out.
+        """
+
+    def newest(self, most: int, skip: int = 0) -> Sequence[Node]:
+        """Return the last *most* budgets, oldest first, after the *skip* newest ones."""
+
+    def named(self, word: str, most: int) -> Sequence[Node]:
+        """Return the last *most* budgets whose name or id is *word*, oldest first."""
+
+    def fitting(self, text: str, most: int) -> Sequence[Node]:
+        """Return the last *most* budgets whose name or id, or whose parent's name, has *text* in it, and all above them.
+
+        The case of A to Z does not count. More than those may be found where a text is not ASCII.
+        """
+
     def path(self, node_id: str) -> Sequence[Node]:
         """Return a node and its ancestors, the node first; nothing if there is no such node.
 
@@ -55,6 +73,18 @@ class LedgerReads(Protocol):
 
     def outstanding(self) -> Sequence[Hold]:
         """Return every hold that is HELD, oldest first."""
+
+    def forgotten(self) -> Mapping[str, tuple[int, int]]:
+        """Return how many sessions that have ended a ledger in memory has forgotten below each budget, and what they captured.
+
+        By the id of the budget right above them; in nano-dollars. Other ledgers forget none.
+        """
+
+    def tally(self) -> tuple[int, int]:
+        """Return how many sessions there have been that are below no other one, and how many holds are live now.
+
+        Neither counts tokens.
+        """
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """Return the marks of a kind whose key starts with *prefix*, by key."""
@@ -101,6 +131,25 @@ class KeepsEnds(Protocol):
 
     def written(self, end: LateEnd) -> None:
         """Forget an end, if it is kept: the ledger has it, or can never take it."""
+
+
+@runtime_checkable
+class CheckedInParts(Protocol):
+    """A store whose opening checks a part of what it has, if that is much."""
+
+    def check_on(self) -> bool:
+        """Check some more, for some ten milliseconds. Returns True once nothing is left for now.
+
+        Raises ``LedgerUnavailable`` if the ledger is inconsistent, as an opening does: nothing more is written then.
+        """
+
+
+@runtime_checkable
+class ForgetsSessions(Protocol):
+    """A store that forgets sessions which have ended."""
+
+    def ask_chains(self, *, asks: bool) -> None:
+        """Note whether a guard on it asks a chain about payments. Where none does, none stays for what a chain could say."""
 
 
 @runtime_checkable

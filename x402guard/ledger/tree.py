@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.rows import Nanos, Node
+from x402guard.kernel.rows import Nanos, Node, NodeKind
 from x402guard.kernel.rows import lends as path_lends
 
 
@@ -67,6 +67,12 @@ def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
     """Return the largest amount (nano-dollars) that fits every budget on a node's path; None if none has a limit."""
     rooms = [room for node in path(nodes, node_id) if (room := plain_room(node)) is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
+
+
+def is_outermost(nodes: Mapping[str, Node], node: Node) -> bool:
+    """True for a node below no session and no part of one."""
+    above = nodes.get(node.parent_id or "")
+    return above is None or above.kind not in (NodeKind.SESSION, NodeKind.SCOPE)
 
 
 def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.store import LedgerStore
-from x402guard.stores.memory import MemoryStore
+from x402guard.stores.memory import MOST_ENDED, MemoryStore
 
 __all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_exists", "ledger_path", "open_store"]
 
@@ -27,6 +27,7 @@ def open_store(
     must_exist: bool = False,
     verified: bool = True,
     read_only: bool = False,
+    memory_sessions: int = MOST_ENDED,
 ) -> LedgerStore:
     """Return the store at a ledger URL.
 
@@ -40,6 +41,7 @@ def open_store(
         must_exist: do not create a missing file; raise ``LedgerUnavailable`` instead.
         verified: refuse an inconsistent ledger.
         read_only: open a file to be read; nothing can be changed then.
+        memory_sessions: how many sessions that have ended ``memory://`` keeps.
 
     Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` if the ledger cannot be opened.
     """
@@ -55,7 +57,7 @@ def open_store(
             from x402guard.stores.postgres import PostgresStore
         return PostgresStore(url, clock_ms=clock_ms, steady_ms=steady_ms, read_only=read_only)
     if url == "memory://":
-        return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
+        return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms, most_ended=memory_sessions)
     if read_only:
         from x402guard.stores.read_only import ReadOnlyStore
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from x402guard.errors import LedgerUnavailable, Retry
+from x402guard.errors import InconsistentLedger, LedgerUnavailable, Retry
 from x402guard.stores.rows import UnreadableRecord
 
 _BESIDE: Final = ("", "-wal", "-shm", "-lock", "-queue")
@@ -82,13 +82,9 @@ def unfinished(path: Path) -> LedgerUnavailable:
     )
 
 
-def unsound(path: Path, problem: str) -> LedgerUnavailable:
+def unsound(path: Path, problem: str) -> InconsistentLedger:
     """Return the error for an inconsistent ledger."""
-    return LedgerUnavailable(
-        f"the ledger {path} is inconsistent: {problem}",
-        advice="Nothing was paid. `x402guard verify` shows what is wrong; restore a copy of the ledger that you trust.",
-        retry="after_change",
-    )
+    return InconsistentLedger(f"the ledger {path} is inconsistent: {problem}")
 
 
 def changed(path: Path) -> LedgerUnavailable:

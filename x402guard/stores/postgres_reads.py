@@ -22,7 +22,7 @@ REPORT_MS: Final = 600_000
 """How long the server may work on a report, in milliseconds."""
 
 
-_Read = Callable[[Callable[[Sequence[Any]], tuple[Node, bool]], str, tuple[str, ...]], list[tuple[Node, bool]]]
+_Read = Callable[[Callable[[Sequence[Any]], tuple[Node, bool]], str, Sequence[str | int]], list[tuple[Node, bool]]]
 
 
 class PostgresReads(SqlReads):
@@ -43,6 +43,16 @@ class PostgresReads(SqlReads):
         return self._without_idle(self._read if under is None else self._look, sql, values)
 
     @override
+    def _nodes_of(self, ids: str, values: Sequence[str | int], *, with_above: bool = True) -> Sequence[Node]:
+        above = "SELECT id FROM first UNION SELECT nodes.parent_id FROM nodes JOIN here ON nodes.id = here.id"
+        sql = (
+            f"WITH RECURSIVE first (id) AS ({ids}), here (id) AS ({above if with_above else 'SELECT id FROM first'}), {BUSY} "
+            f"SELECT {names(NODE_COLUMNS)}, id IN (SELECT id FROM here) FROM nodes "
+            "WHERE id IN (SELECT id FROM here UNION SELECT id FROM busy) ORDER BY created_ms, rowid"
+        )
+        return self._without_idle(self._read, sql, values)
+
+    @override
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerReads.path``."""
         sql = (
@@ -52,7 +62,7 @@ class PostgresReads(SqlReads):
         found = {node.id: node for node in self._without_idle(self._look, sql, (node_id,))}
         return path(found, node_id) if found else []
 
-    def _without_idle(self, read: _Read, sql: str, values: tuple[str, ...]) -> list[Node]:
+    def _without_idle(self, read: _Read, sql: str, values: Sequence[str | int]) -> list[Node]:
         """Run a query whose last column says which nodes are wanted; the others are busy."""
         found = read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
         return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})

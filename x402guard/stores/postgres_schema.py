@@ -219,7 +219,14 @@ CREATE TRIGGER a_budget_is_made_below_the_wallet AFTER INSERT ON x402guard.nodes
 TABLES: Final = _TABLES + _RULES_OF_OWNER
 """Version 1. It stays as it is once it is released: what changes then is a step of ``MIGRATIONS``."""
 
-MIGRATIONS: Final[tuple[str, ...]] = ()
+MIGRATIONS: Final[tuple[str, ...]] = (
+    # What is looked at each second: what has not ended, the sessions of a name, and the newest ones.
+    """
+CREATE INDEX nodes_current ON x402guard.nodes (id) WHERE closed_ms IS NULL AND kind <> 'tokens';
+CREATE INDEX nodes_by_name ON x402guard.nodes (name) WHERE kind <> 'tokens';
+CREATE INDEX nodes_newest ON x402guard.nodes (rowid) WHERE kind <> 'tokens';
+""",
+)
 """Step N takes a ledger from version N + 1 to N + 2; the table ``about`` says the version.
 
 After the last one, the ``functions`` are made anew. A change of theirs needs a step, even if it is empty.

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.stores.audit import audit_since
+from x402guard.stores.checking import check_since
 from x402guard.stores.file_errors import (
     gone,
     moved,
@@ -114,7 +114,7 @@ class ReadOnlyStore(SqliteStore):
     @override
     def _refuse_unless_sound(self) -> None:
         with self._connected() as connection, one_moment(connection) as query:
-            problems = strange_parts(query) or audit_since(query).problems
+            problems = strange_parts(query) or check_since(query, turn=self.now_ms()).problems
         if problems:
             raise unsound(self._path, problems[0])
 

@@ -53,6 +53,30 @@ def above(count: int) -> str:
     return f"above (id) AS ({first} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
 
 
+CURRENT: Final = "closed_ms IS NULL AND kind <> 'tokens'"
+"""The condition of the index of what has not ended."""
+
+_LAST: Final = "SELECT id FROM (SELECT id FROM nodes WHERE kind <> 'tokens' AND {} ORDER BY rowid DESC LIMIT ?) AS last"
+_NEWEST: Final = (
+    "SELECT id FROM (SELECT id FROM nodes WHERE kind <> 'tokens' ORDER BY rowid DESC LIMIT ? OFFSET ?) AS newest"
+)
+_ESCAPE: Final = "ESCAPE '!'"
+_BUDGETS_LIKE: Final = f"SELECT id FROM nodes WHERE kind = 'budget' AND lower(name) LIKE ? {_ESCAPE}"
+
+OUTERMOST: Final = (
+    "FROM nodes JOIN nodes AS above ON above.id = nodes.parent_id "
+    "WHERE nodes.rowid > ? AND nodes.kind = 'session' AND above.kind NOT IN ('session', 'scope')"
+)
+"""Sessions below no other one, after a row."""
+
+LIVE_HOLDS: Final = "SELECT count(*) FROM holds WHERE state = 'held' AND kind <> 'tokens'"
+
+
+def _as_pattern(text: str) -> str:
+    """Return a pattern of LIKE for a text in lower case. What is not ASCII fits anything: who asks compares it again."""
+    return "".join(f"!{char}" if char in "!%_" else char if char.isascii() else "%" for char in text.lower())
+
+
 _LIVE: Final = "SELECT rowid AS at, id, created_ms FROM holds WHERE state = 'held' AND intent IS NOT NULL"
 _ON_WORD: Final = (
     "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain'"
@@ -132,6 +156,43 @@ class SqlReads(ABC):
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
         sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
         return self._look(to_node, sql, (under, under))
+
+    def current(self, newest: int) -> Sequence[Node]:
+        """See ``LedgerReads.current``."""
+        return self._nodes_of(f"SELECT id FROM nodes WHERE {CURRENT} UNION {_NEWEST}", (newest, 0))
+
+    def newest(self, most: int, skip: int = 0) -> Sequence[Node]:
+        """See ``LedgerReads.newest``."""
+        return self._nodes_of(_NEWEST, (most, skip), with_above=False)
+
+    def named(self, word: str, most: int) -> Sequence[Node]:
+        """See ``LedgerReads.named``."""
+        sql = f"{_LAST.format('name = ?')} UNION SELECT id FROM nodes WHERE id = ? AND kind <> 'tokens'"
+        return self._nodes_of(sql, (word, most, word), with_above=False)[-most:]
+
+    def fitting(self, text: str, most: int) -> Sequence[Node]:
+        """See ``LedgerReads.fitting``."""
+        like = f"%{_as_pattern(text)}%"
+        fits = f"(lower(id) LIKE ? {_ESCAPE} OR lower(name) LIKE ? {_ESCAPE} OR parent_id IN ({_BUDGETS_LIKE}))"
+        return self._nodes_of(_LAST.format(fits), (like, like, like, most))
+
+    def _nodes_of(self, ids: str, values: Sequence[str | int], *, with_above: bool = True) -> Sequence[Node]:
+        """Return the nodes whose ids a query finds, oldest first, and all above them."""
+        both = f"{ids} UNION SELECT nodes.parent_id FROM nodes JOIN here ON nodes.id = here.id" if with_above else ids
+        sql = (
+            f"WITH RECURSIVE here (id) AS ({both}) {NODES} WHERE id IN (SELECT id FROM here) ORDER BY created_ms, rowid"
+        )
+        return self._read(to_node, sql, values)
+
+    def forgotten(self) -> Mapping[str, tuple[int, int]]:
+        """See ``LedgerReads.forgotten``."""
+        return {}
+
+    def tally(self) -> tuple[int, int]:
+        """See ``LedgerReads.tally``."""
+        [sessions] = self._read(lambda row: int(row[0]), f"SELECT count(*) {OUTERMOST}", (0,))
+        [live] = self._read(lambda row: int(row[0]), LIVE_HOLDS)
+        return sessions, live
 
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerReads.path``."""

@@ -24,7 +24,8 @@ from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Hold
 from x402guard.ledger.verify import Checked
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.stores.audit import QUIET_MARK, Query, Quiet, audit, audit_since, checked_mark
+from x402guard.stores.audit import Query, audit
+from x402guard.stores.checking import Checks, Found, Part, check_since, checked_mark, part_mark
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -42,7 +43,7 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.sql_reads import SqlReads
+from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger, strange_parts
 from x402guard.stores.transacts import StoreClock
@@ -72,6 +73,8 @@ class SqliteStore(SqlReads, GroupCommit):
     is_shared: Final = False
     may_lose_commits: Final = False
     row_lock = ""  # one process writes at a time
+    _tallied = (0, 0)
+    _unsound = ""
     _disk_errors = sqlite3.Error
 
     def __init__(
@@ -90,6 +93,7 @@ class SqliteStore(SqlReads, GroupCommit):
         self._read_lock = threading.Lock()
         self._accepts_older = accept_older
         self._synchronous = ""
+        self._checks = Checks(is_whole=True)
         with unavailable("cannot open the ledger", self._path):
             self._open()
         if verified:
@@ -122,19 +126,35 @@ class SqliteStore(SqlReads, GroupCommit):
         try:
             with unavailable("cannot read the ledger", self._path), one_moment(self._reader) as query:
                 strange = strange_parts(query)
-                found = audit_since(query)
+                found = check_since(query, turn=self.now_ms())
             for problem in (*strange, *found.problems):
                 raise unsound(self._path, problem)
         except LedgerUnavailable:
             self.close()
             raise
+        self._checks = Checks(is_whole=found.is_over)
+        self._note_checked(found)
+
+    def check_on(self) -> bool:
+        """Check some of what the opening has left, for some ten milliseconds. Returns True once nothing is left for now.
+
+        Raises ``LedgerUnavailable`` if the ledger is inconsistent: nothing more is written then.
+        """
+        with self.one_moment() as query:
+            found = self._checks.go_on(query)
+        if found.problems:
+            self._unsound = found.problems[0]
+            raise unsound(self._path, found.problems[0])
+        self._note_checked(found)
+        return found.is_over
+
+    def _note_checked(self, found: Found) -> None:
         if not found.is_worth_noting:
             return
-        notes: list[tuple[MarkKey, Checked | Quiet]] = [
+        notes: list[tuple[MarkKey, Checked | Part]] = [
             (checked_mark(each), found.journals[each]) for each in found.journals
         ]
-        if found.quiet is not None:
-            notes.append((QUIET_MARK, found.quiet))
+        notes += [(part_mark(part.first), part) for part in found.parts]
         with suppress(LedgerUnavailable):  # without a note, the next opening reads the same again
             for start in range(0, len(notes), _MARKS_AT_ONCE):
                 some = {key: to_builtins(said) for key, said in notes[start : start + _MARKS_AT_ONCE]}
@@ -218,6 +238,8 @@ class SqliteStore(SqlReads, GroupCommit):
     @override
     def _check_place(self) -> None:
         self._check_file()
+        if self._unsound:
+            raise unsound(self._path, self._unsound)
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:
@@ -361,6 +383,15 @@ class SqliteStore(SqlReads, GroupCommit):
         """See ``LedgerReads.hold``. Signers ask it, so a closed ledger does not answer."""
         self._check_usable()
         return super().hold(hold_id)
+
+    @override
+    def tally(self) -> tuple[int, int]:
+        """See ``LedgerReads.tally``. Only what is newer than at the last time is counted: no row is ever removed."""
+        sql = f"SELECT count(*), max(nodes.rowid) {OUTERMOST}"
+        count, last = self._tallied
+        [(newer, newest)] = self._read(tuple, sql, (last,))
+        self._tallied = (count + newer, newest or last)
+        return count + newer, self._read(tuple, LIVE_HOLDS)[0][0]
 
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""

@@ -53,7 +53,9 @@ class _Insert:
 
 
 _NODE_FIXED: Final = ("parent_id", "kind", "name", "created_ms")
-_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), _NODE_FIXED)
+_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), (*_NODE_FIXED, "closed_ms"))
+_END_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",), _NODE_FIXED)
+"""The same where ``closed_ms`` is another one, or may be: an index has it."""
 _PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",), HOLD_FIXED)
 _PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
 _ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
@@ -92,6 +94,7 @@ class SqliteRows:
         self._holds: dict[str, Hold] = {}
         self._marks: dict[MarkKey, Mapping[str, Any] | None] = {}
         self._new_nodes: dict[str, Node] = {}
+        self._ending: set[str] = set()
         self._new_holds: dict[str, Hold] = {}
         self._new_marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._new_entries: list[Entry] = []
@@ -121,7 +124,7 @@ class SqliteRows:
         self._next_due = None
 
     def _forget_new(self) -> None:
-        for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
+        for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries, self._ending):
             rows.clear()
 
     def busy(self) -> Iterable[Node]:
@@ -135,6 +138,10 @@ class SqliteRows:
     def add(self, change_set: ChangeSet) -> None:
         """See ``Rows``. They are kept for the changes behind this one and for the commit."""
         nodes, marks = {node.id: node for node in change_set.nodes}, dict(change_set.marks)
+        for node in change_set.nodes:
+            before = self._nodes.get(node.id)
+            if before is None or before.closed_ms != node.closed_ms:
+                self._ending.add(node.id)
         self._nodes.update(nodes)
         self._marks.update(marks)
         self._new_nodes.update(nodes)
@@ -151,7 +158,9 @@ class SqliteRows:
 
     def flush(self) -> None:
         """Write what was kept."""
-        self._put(_PUT_NODE, map(node_record, self._new_nodes.values()))
+        for statement, ending in ((_END_NODE, True), (_PUT_NODE, False)) if self._ending else ((_PUT_NODE, False),):
+            some = [node for node in self._new_nodes.values() if (node.id in self._ending) is ending]
+            self._put(statement, map(node_record, some))
         self._put(_PUT_HOLD, map(hold_record, self._new_holds.values()))
         self._put(_ADD_ENTRY, map(packed_record, self._new_entries))
         self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in self._new_marks.items()))

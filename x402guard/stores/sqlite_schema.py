@@ -133,7 +133,13 @@ END;
 """
 """Version 1. It stays as it is once it is released: what changes then is a step of ``MIGRATIONS``."""
 
-MIGRATIONS: Final[tuple[str, ...]] = ()
+MIGRATIONS: Final[tuple[str, ...]] = (
+    # What is looked at each second: what has not ended, and the sessions of a name.
+    """
+CREATE INDEX nodes_current ON nodes (id) WHERE closed_ms IS NULL AND kind <> 'tokens';
+CREATE INDEX nodes_by_name ON nodes (name) WHERE kind <> 'tokens';
+""",
+)
 """Step N takes a ledger from version N + 1 to N + 2, in SQL. The version is SQLite's ``user_version``."""
 
 MOVED: Final = 1_000_000

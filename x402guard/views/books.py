@@ -38,6 +38,7 @@ class Books:
         tokens: the account of the tokens that the node counts in, or None.
         allowances: what Permit2 may still move of the wallet's tokens, as ``reconcile`` has seen it.
         payer: the wallet's address, or "".
+        forgotten: how many sessions below it that have ended are in these books no more, and what they captured.
         scanned_ms: when ``reconcile`` last compared the wallet's transfers, in unix milliseconds, or None.
         now_ms: unix milliseconds.
     """
@@ -53,6 +54,7 @@ class Books:
     tokens: TokenAccount | None = None
     allowances: Sequence[Mapping[str, Any]] = ()
     payer: str = ""
+    forgotten: tuple[int, int] = (0, 0)
     scanned_ms: int | None = None
 
     @property
@@ -86,6 +88,7 @@ def books_of(store: LedgerStore, node_id: str) -> Books:
         if node_id not in nodes:
             raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
         inside = {node.id for node in below(nodes, node_id)}
+        gone = [sums for above, sums in ledger.forgotten().items() if above in inside]
         scans = [int(row["at_ms"]) for row in ledger.marks("scan", "").values()]
         return Books(
             nodes,
@@ -97,6 +100,7 @@ def books_of(store: LedgerStore, node_id: str) -> Books:
             tokens=_tokens_of(ledger, [node.id for node in path(nodes, node_id)]),
             allowances=[row for row in ledger.marks(ALLOWANCE, "").values() if row["allowance"]],
             payer=str(ledger.marks("wallet", "payer").get("payer", {}).get("address", "")),
+            forgotten=(sum(count for count, _ in gone), sum(nanos for _, nanos in gone)),
             scanned_ms=max(scans, default=None),
             now_ms=ledger.now_ms(),
         )

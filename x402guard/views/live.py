@@ -8,11 +8,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.kernel.windows import rolled
 from x402guard.ledger.evidence import named_transaction
-from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore
-from x402guard.ledger.tree import path
+from x402guard.ledger.tree import is_outermost, path
 from x402guard.policy.latches import HeldLatch, latches_of
 from x402guard.views.groups import ended_by
 from x402guard.views.model import Out
@@ -21,6 +21,8 @@ from x402guard.views.taken import NAMES, exposed_until
 _JOURNALS: Final = 16
 _TAIL: Final = 12
 _MOST_LINES: Final = 20
+_NEWEST: Final = 200
+"""Budgets that a live view has beside those that have not ended."""
 _AGENTS: Final = (NodeKind.SESSION, NodeKind.SCOPE)
 _BUDGETS: Final = (NodeKind.WALLET, NodeKind.BUDGET)
 STATES: Final = ("asks", "stopped", "open", "closed")
@@ -105,12 +107,34 @@ class LiveLatch(Struct, frozen=True):
     ends_ms: int | None
 
 
+class Totals(Struct, frozen=True):
+    """The figures of a whole ledger. ``spent``, ``out`` and ``left`` are those of the wallet.
+
+    Attributes:
+        counts: how many outermost sessions are in each of ``STATES``.
+        outstanding: how many holds are live. *asks*: how many questions wait.
+        refused: what each rule has refused in all: (rule, how often).
+    """
+
+    spent: int
+    out: int
+    left: int | None
+    stopped: str | None
+    customers: tuple[LiveCustomer, ...]
+    counts: dict[str, int]
+    outstanding: int
+    asks: int
+    refused: tuple[tuple[str, int], ...]
+
+
 class LiveView(Struct, frozen=True):
     """One moment of a whole ledger. ``spent``, ``out`` and ``left`` are those of the wallet.
 
     Attributes:
         allocated: what open sessions may still take, at most what is left.
-        sessions: every outermost session, the most urgent first.
+        sessions: the outermost sessions that have not ended, the newest that have, and those that were looked for; the
+            most urgent first.
+        ever: how many outermost sessions there have been.
         refused: what each rule has refused in all: (rule, how often).
         latches: of each rule and session the latch that refused last, if it still holds.
     """
@@ -123,6 +147,7 @@ class LiveView(Struct, frozen=True):
     left: int | None
     stopped: str | None
     sessions: tuple[LiveSession, ...]
+    ever: int
     asks: tuple[Ask, ...]
     outstanding: tuple[Out, ...]
     customers: tuple[LiveCustomer, ...]
@@ -132,25 +157,41 @@ class LiveView(Struct, frozen=True):
 
     def counts(self) -> dict[str, int]:
         """Return how many sessions are in each of ``STATES``."""
-        counts = dict.fromkeys(STATES, 0)
-        for session in self.sessions:
-            counts[session.state] += 1
-        return counts
+        return _counted(self.sessions, self.ever)
 
 
-def live_of(store: LedgerStore) -> LiveView:
-    """Return the live view of a ledger at one moment."""
+def _counted(sessions: Iterable[LiveSession], ever: int) -> dict[str, int]:
+    counts = dict.fromkeys(STATES, 0)
+    for session in sessions:
+        counts[session.state] += 1
+    return counts | {"closed": max(0, ever - sum(counts[state] for state in STATES if state != "closed"))}
+
+
+def live_of(store: LedgerStore, *, find: str = "") -> LiveView:
+    """Return the live view of a ledger at one moment. *find*: with the sessions whose id, name or budget has it, too."""
     with store.at_one_moment() as ledger:
-        nodes = nodes_of(ledger)
         now_ms = ledger.now_ms()
-        return _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms).view()
+        looked_for = ledger.fitting(find.strip(), _NEWEST) if find.strip() else ()
+        found = {node.id: node for node in (*ledger.current(_NEWEST), *looked_for)}
+        nodes = {node.id: rolled(node, now_ms) for node in found.values()}
+        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms)
+        return live.view(store.tally()[0])
+
+
+def totals_of(store: LedgerStore) -> Totals:
+    """Return the figures of a ledger at one moment. No session that has ended is read for it."""
+    with store.at_one_moment() as ledger:
+        now_ms = ledger.now_ms()
+        nodes = {node.id: rolled(node, now_ms) for node in ledger.current(0)}
+        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms)
+        return live.totals(*store.tally())
 
 
 class _Live:
     """The rows of one moment, and where each of its nodes belongs."""
 
     def __init__(
-        self, nodes: Mapping[str, Node], ledger: LedgerReads, questions: Mapping[str, Mapping[str, Any]], now_ms: int
+        self, nodes: dict[str, Node], ledger: LedgerReads, questions: Mapping[str, Mapping[str, Any]], now_ms: int
     ) -> None:
         self.nodes, self.ledger, self.questions, self.now_ms = nodes, ledger, questions, now_ms
         self.refusals = ledger.marks("refusals", "")
@@ -160,12 +201,64 @@ class _Live:
                 self.children.setdefault(node.parent_id, []).append(node)
         self.asking = {self._names(row["session"])[0] for row in questions.values()}
 
-    def view(self) -> LiveView:
-        """Return the view."""
+    def totals(self, ever: int, outstanding: int) -> Totals:
+        """Return the figures: of *ever* so many outermost sessions, and so many live holds."""
         wallet = self.nodes.get(WALLET)
-        outer = [node for node in self.nodes.values() if self._is_outer(node)]
-        sessions = sorted(map(self._session, outer), key=_urgency)
+        return Totals(
+            spent=0 if wallet is None else wallet.spent,
+            out=0 if wallet is None else wallet.live,
+            left=None if wallet is None else wallet.room,
+            stopped=None if wallet is None else _why(wallet),
+            customers=self._customers(),
+            counts=_counted(self._sessions(), ever),
+            outstanding=outstanding,
+            asks=len(self.questions),
+            refused=self._refused(),
+        )
+
+    def view(self, ever: int) -> LiveView:
+        """Return the view: of *ever* so many outermost sessions."""
+        wallet = self.nodes.get(WALLET)
         holds = [hold for hold in self.ledger.outstanding() if hold.kind is not HoldKind.TOKENS]
+        self._read_above({hold.node_id for hold in holds} | {key.partition(" ")[0] for key in self._last_refusals()})
+        return LiveView(
+            now_ms=self.now_ms,
+            limit=None if wallet is None else wallet.limit,
+            spent=0 if wallet is None else wallet.spent,
+            out=0 if wallet is None else wallet.live,
+            allocated=0 if wallet is None else self._promised(wallet),
+            left=None if wallet is None else wallet.room,
+            stopped=None if wallet is None else _why(wallet),
+            sessions=tuple(sorted(self._sessions(), key=_urgency)),
+            ever=ever,
+            asks=tuple(sorted(map(self._ask, self.questions.items()), key=lambda ask: ask.until_ms)),
+            outstanding=tuple(sorted(map(self._out, holds), key=lambda row: row.until_ms)),
+            customers=self._customers(),
+            lines=tuple(sorted(self._lines(), key=lambda line: -line.at_ms)[:_MOST_LINES]),
+            refused=self._refused(),
+            latches=tuple(map(self._latch, latches_of(self.ledger, self.refusals))),
+        )
+
+    def _read_above(self, node_ids: Iterable[str]) -> None:
+        """Read the nodes that are missing, with all above them: the names of what has ended."""
+        for node_id in node_ids:
+            if node_id not in self.nodes:
+                self.nodes |= {each.id: rolled(each, self.now_ms) for each in self.ledger.path(node_id)}
+
+    def _last_refusals(self) -> list[str]:
+        return sorted(self.refusals, key=lambda key: -int(self.refusals[key]["at_ms"]))[:_MOST_LINES]
+
+    def _sessions(self) -> list[LiveSession]:
+        outer = [node for node in self.nodes.values() if node.kind is NodeKind.SESSION]
+        return [self._session(node) for node in outer if is_outermost(self.nodes, node)]
+
+    def _refused(self) -> tuple[tuple[str, int], ...]:
+        refused: dict[str, int] = {}
+        for row in self.refusals.values():
+            refused[row["rule"]] = refused.get(row["rule"], 0) + int(row["count"])
+        return tuple(sorted(refused.items()))
+
+    def _customers(self) -> tuple[LiveCustomer, ...]:
         budgets = [node for node in self.nodes.values() if node.kind is NodeKind.BUDGET]
         customers = [
             LiveCustomer(
@@ -179,30 +272,7 @@ class _Live:
             )
             for node in budgets
         ]
-        left = None if wallet is None else wallet.room
-        refused: dict[str, int] = {}
-        for row in self.refusals.values():
-            refused[row["rule"]] = refused.get(row["rule"], 0) + int(row["count"])
-        return LiveView(
-            now_ms=self.now_ms,
-            limit=None if wallet is None else wallet.limit,
-            spent=0 if wallet is None else wallet.spent,
-            out=0 if wallet is None else wallet.live,
-            allocated=0 if wallet is None else self._promised(wallet),
-            left=left,
-            stopped=None if wallet is None else _why(wallet),
-            sessions=tuple(sessions),
-            asks=tuple(sorted(map(self._ask, self.questions.items()), key=lambda ask: ask.until_ms)),
-            outstanding=tuple(sorted(map(self._out, holds), key=lambda row: row.until_ms)),
-            customers=tuple(sorted(customers, key=_fullness)),
-            lines=tuple(sorted(self._lines(), key=lambda line: -line.at_ms)[:_MOST_LINES]),
-            refused=tuple(sorted(refused.items())),
-            latches=tuple(map(self._latch, latches_of(self.ledger, self.refusals))),
-        )
-
-    def _is_outer(self, node: Node) -> bool:
-        above = None if node.parent_id is None else self.nodes.get(node.parent_id)
-        return node.kind is NodeKind.SESSION and (above is None or above.kind not in _AGENTS)
+        return tuple(sorted(customers, key=_fullness))
 
     def _names(self, node_id: str) -> tuple[str, str, str, str]:
         """Return the outermost session's id and name, the agent's and the customer's names."""
@@ -315,7 +385,8 @@ class _Live:
             tail = _TAIL if node.kind in _AGENTS else _TAIL * 10
             for entry in self.ledger.tail(node.id, max(0, node.seq - tail)):
                 yield from self._line(entry, agent, session, customer)
-        for key, row in self.refusals.items():
+        for key in self._last_refusals():
+            row = self.refusals[key]
             _, session, agent, customer = self._names(key.partition(" ")[0])
             times = f"{row['count']:,} × " if int(row["count"]) > 1 else ""
             yield Line(

@@ -32,6 +32,11 @@ class Choice(Struct, frozen=True, kw_only=True):
     is_owner: bool = False
 
 
+def looked_for(choice: Choice) -> str:
+    """Return the text by which sessions that have ended are looked for."""
+    return choice.find or choice.customer or choice.agent
+
+
 def live_page(view: LiveView | None, choice: Choice) -> str:
     """Return the whole page; without a view the page without a figure, to sign in."""
     filled = {} if view is None else _elements(view, choice)
@@ -209,11 +214,11 @@ def _sessions(view: LiveView, choice: Choice) -> list[Element]:
     found = chosen(view.sessions, find=choice.find, customer=choice.customer, agent=choice.agent, state=choice.state)
     rows = [_session(session, view, choice.is_owner) for session in found[:SHOWN]]
     counts = view.counts()
-    why = f"{len(found):,} of {count(len(view.sessions), 'session')}; {counts['open']:,} open, {counts['stopped']:,} stopped."
+    why = f"{len(found):,} of {count(view.ever, 'session')}; {counts['open']:,} open, {counts['stopped']:,} stopped."
     if len(found) > SHOWN:
         why += f" The first {SHOWN} are shown: search for the others."
     if not found:
-        why += " None fits what you look for." if view.sessions else " There is none yet."
+        why += " None fits what you look for." if view.ever else " There is none yet."
     head = [
         ("session", ""),
         ("spent, out, allocated, left", ""),

@@ -21,6 +21,7 @@ def remarks_of(books: Books, found: Sequence[Taken], period: Period) -> tuple[Re
     entries = sorted((each for each in books.entries if each.event == "event"), key=lambda entry: entry.at_ms)
     events = [entry.facts() for entry in entries if period.holds(entry.at_ms)]
     return (
+        *_forgotten(books.forgotten),
         *_corrected(found),
         *_schemes(found),
         *_disputed(found),
@@ -28,6 +29,16 @@ def remarks_of(books: Books, found: Sequence[Taken], period: Period) -> tuple[Re
         *_of_events(events),
         *_shadow(shadow_of(books, period)),
     )
+
+
+def _forgotten(gone: tuple[int, int]) -> Iterable[Remark]:
+    count, nanos = gone
+    if count:
+        yield Remark(
+            "forgotten",
+            f"{count:,} sessions that have ended are forgotten (memory_sessions); the {dollars(nanos)} that they captured are in "
+            "what is spent, and in no list",
+        )
 
 
 def _corrected(found: Iterable[Taken]) -> Iterable[Remark]:

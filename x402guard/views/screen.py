@@ -32,7 +32,7 @@ def screen(
     if len(sessions) > len(shown):
         shown.append(f"{count(len(sessions) - len(shown), 'more session')}: x402guard sessions lists them")
     counts = view.counts()
-    title = f"sessions, {len(sessions):,} of {len(view.sessions):,}, {counts['stopped']:,} stopped"
+    title = f"sessions, {len(sessions):,} of {view.ever:,}, {counts['stopped']:,} stopped"
     lines = [_edge("┌", "┐", " x402guard watch ", f" live {clock(view.now_ms)} ", width)]
     lines += _boxed([_wallet_bar(view, inside), _wallet(view, inside)], inside)
     if asks:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 import anyio
@@ -22,14 +22,14 @@ from starlette.types import Message, Send
 from x402guard.errors import ConfigError, X402GuardError
 from x402guard.guard.owner import Owner
 from x402guard.kernel.rows import WALLET
-from x402guard.views.live_page import Choice, live_page, sections
+from x402guard.views.live_page import Choice, live_page, looked_for, sections
 from x402guard.views.page import policy_of
 from x402guard.views.words import printable
 from x402guard.web.access import Access, Role
 from x402guard.web.metrics import CONTENT_TYPE, metrics
 
 if TYPE_CHECKING:
-    from x402guard.views.live import LiveView
+    from x402guard.views.live import LiveView, Totals
 
 _EVERY_S: Final = 1.0
 _BEAT_S: Final = 15.0
@@ -40,7 +40,7 @@ _MOST_STREAMS: Final = 64
 
 
 class Looks:
-    """The live view, read at most once a second however many browsers look.
+    """The live view, and what was looked for, read at most once a second however many browsers look.
 
     Args:
         owner: the ledger, open to be read.
@@ -48,21 +48,30 @@ class Looks:
 
     def __init__(self, owner: Owner) -> None:
         self._owner, self._lock = owner, threading.Lock()
-        self._view: LiveView | None = None
-        self._read_s = 0.0
+        self._known: dict[str | None, tuple[float, Any]] = {}
 
     def forget(self) -> None:
         """Read the ledger anew at the next look."""
         with self._lock:
-            self._view = None
+            self._known.clear()
 
-    def view(self) -> LiveView:
-        """Return the view, at most a second old. Raises ``LedgerUnavailable``."""
+    def view(self, find: str = "") -> LiveView:
+        """Return the view, at most a second old, with what is looked for by *find*. Raises ``LedgerUnavailable``."""
+        view: LiveView = self._recent(find, lambda: self._owner.live(find=find))
+        return view
+
+    def totals(self) -> Totals:
+        """Return the figures, at most a second old. Raises ``LedgerUnavailable``."""
+        totals: Totals = self._recent(None, self._owner.totals)
+        return totals
+
+    def _recent(self, key: str | None, read: Callable[[], Any]) -> Any:
         with self._lock:
-            if self._view is None or time.monotonic() - self._read_s >= _EVERY_S * 0.9:
-                self._view = self._owner.live()
-                self._read_s = time.monotonic()
-            return self._view
+            now_s = time.monotonic()
+            self._known = {each: known for each, known in self._known.items() if now_s - known[0] < _EVERY_S * 0.9}
+            if key not in self._known:
+                self._known[key] = (time.monotonic(), read())
+            return self._known[key][1]
 
 
 class Live:
@@ -101,17 +110,18 @@ class Live:
             return _plain("This page is for another address: open the one that x402guard serve has printed.", 403)
         role = self._access.role(request.headers)
         try:
-            view = await run_in_threadpool(self._looks.view) if role >= Role.VIEWER else None
+            choice = _choice(request, role)
+            view = await run_in_threadpool(self._looks.view, looked_for(choice)) if role >= Role.VIEWER else None
         except X402GuardError as error:
             return _plain(str(error), 503)
-        text = live_page(view, _choice(request, role))
+        text = live_page(view, choice)
         return _guarded(HTMLResponse(text), policy_of(text))
 
     async def _metrics(self, request: Request) -> Response:
         if self._access.role(request.headers) < Role.VIEWER:
             return _plain(_NO_TOKEN, 403)
         try:
-            body = await run_in_threadpool(lambda: metrics(self._looks.view()))
+            body = await run_in_threadpool(lambda: metrics(self._looks.totals()))
         except X402GuardError as error:
             return _plain(str(error), 503)
         return _guarded(Response(body, media_type=CONTENT_TYPE))
@@ -145,7 +155,7 @@ class Live:
             self._streams -= 1
 
     def _made(self, choice: Choice) -> tuple[int, dict[str, str]]:
-        view = self._looks.view()
+        view = self._looks.view(looked_for(choice))
         return view.now_ms, sections(view, choice)
 
     # -- the owner's ------------------------------------------------------------------------------------------------

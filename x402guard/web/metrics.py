@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from x402guard.kernel.rows import NANOS_PER_DOLLAR
-from x402guard.views.live import LiveView
+from x402guard.views.live import Totals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,7 +24,7 @@ _WORDS: Final = {
 class _Ledger(Collector):
     """The metrics of one moment. Prometheus counts in floats, so dollars are rounded there, and only there."""
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, view: Totals) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
@@ -45,11 +45,11 @@ class _Ledger(Collector):
         stopped.add_metric([], sum(each.stopped is not None for each in view.customers))
         yield stopped
         sessions = GaugeMetricFamily("x402guard_sessions", "Outermost sessions by state", labels=["state"])
-        for state, number in view.counts().items():
+        for state, number in view.counts.items():
             sessions.add_metric([state], number)
         yield sessions
-        yield GaugeMetricFamily("x402guard_outstanding_calls", "Live holds", value=len(view.outstanding))
-        yield GaugeMetricFamily("x402guard_questions", "Questions that wait for a person", value=len(view.asks))
+        yield GaugeMetricFamily("x402guard_outstanding_calls", "Live holds", value=view.outstanding)
+        yield GaugeMetricFamily("x402guard_questions", "Questions that wait for a person", value=view.asks)
         yield GaugeMetricFamily(
             "x402guard_wallet_stopped", "1 while the wallet is stopped", value=view.stopped is not None
         )
@@ -59,8 +59,8 @@ class _Ledger(Collector):
         yield refused
 
 
-def metrics(view: LiveView) -> bytes:
-    """Return the view in Prometheus' text format, version 0.0.4."""
+def metrics(view: Totals) -> bytes:
+    """Return the figures in Prometheus' text format, version 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Ledger(view))
     return generate_latest(registry)

@@ -15,7 +15,8 @@ from x402guard import Approvals, LedgerUnavailable, Owner, Policy
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.questions import approval_mark, give_answer
 from x402guard.ledger.view import Scope
-from x402guard.views.live import STATES, chosen, live_of
+from x402guard.views import live as live_view
+from x402guard.views.live import STATES, chosen, live_of, totals_of
 from x402guard.views.live_page import SHOWN, Choice, live_page, sections
 from x402guard.views.screen import screen
 from x402guard.views.text import width_of
@@ -240,6 +241,49 @@ def test_many_sessions_are_a_page_of_a_hundred(url):
     assert "300 of 300 sessions; 300 open" in page
     assert f"The first {SHOWN} are shown" in page
     assert "s-299" in live_page(view, Choice(find="s-299"))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """As if a view had the three newest budgets beside those that have not ended."""
+    monkeypatch.setattr(live_view, "_NEWEST", 3)
+
+
+def test_those_that_have_ended_are_counted_and_the_newest_and_the_ones_that_are_looked_for_are_listed(guard, few):
+    budget = guard.budget("Kestrel", "$9.00")
+    for number in range(10):
+        with (budget if number < 5 else guard).session(f"over{number}", budget="$0.50") as session:
+            session.charge("serp", "$0.01")
+    with guard.session("open", budget="$0.50"):
+        view = live(guard)
+        assert sorted(each.name for each in view.sessions) == ["open", "over8", "over9"]
+        assert (view.ever, view.counts()) == (11, {"asks": 0, "stopped": 0, "open": 1, "closed": 10})
+        assert totals_of(guard.shell.store).counts == view.counts()
+        for find, customer, names in (
+            ("OVER2", "", {"over2"}),
+            ("kestrel", "", {"over2", "over3", "over4"}),
+            ("", "Kestrel", {"over2", "over3", "over4"}),
+            ("over%", "", set()),
+            ("nobody", "", set()),
+        ):
+            found = live_of(guard.shell.store, find=find or customer)
+            shown = chosen(found.sessions, find=find, customer=customer, state="closed" if customer else "")
+            assert {each.name for each in shown} == names, (find, customer)
+            assert found.ever == 11
+
+
+def test_a_hold_and_a_refusal_of_a_session_that_has_ended_have_its_name(guard, few):
+    with guard.session("first", budget="$0.50") as session:
+        refused(session.charge, "serp", "$0.60")
+        hold = session.hold("render", up_to="$0.20")
+        hold.__enter__()
+    for number in range(4):
+        guard.session(f"later{number}", budget="$0.10").close()
+    view = live(guard)
+    assert [row.session for row in view.outstanding] == ["first"]
+    assert [line.session for line in view.lines if line.kind == "refused"] == ["first"]
+    assert totals_of(guard.shell.store).outstanding == 1
+    hold.__exit__(None, None, None)
 
 
 def test_the_states_are_told_in_the_order_of_urgency():

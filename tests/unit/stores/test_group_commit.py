@@ -15,7 +15,7 @@ from x402guard.kernel.rows import Evidence
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.events import Capture
 from x402guard.ledger.view import Scope
-from x402guard.stores import audit, open_store
+from x402guard.stores import checking, open_store
 from x402guard.stores.group_commit import MOST_TOGETHER
 
 WAIT_S = 10
@@ -282,7 +282,7 @@ def test_threads_that_open_sessions_and_pay_in_them_leave_books_that_add_up(tmp_
 
     Each opening of the ledger beside them checks what has come, and notes up to where.
     """
-    monkeypatch.setattr(audit, "WORTH_NOTING", 1)
+    monkeypatch.setattr(checking, "WORTH_NOTING", 1)
     url = f"sqlite:///{tmp_path / 'spend.db'}"
     books, errors, ended = Books(url, wallet=None, session=None), [], threading.Event()
 

@@ -17,9 +17,9 @@ from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.findings import Unused, proven
 from x402guard.ledger.sessions import ensure_wallet
 from x402guard.ledger.view import Scope
-from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
 from x402guard.stores import group_commit, sqlite
+from x402guard.stores import group_commit as line
 from x402guard.stores.sqlite import SqliteStore
 
 WALLET = Scope(nodes=("wallet",), durable=True)
@@ -100,7 +100,7 @@ def test_ctrl_c_anywhere_in_a_transaction_leaves_nobody_waiting(tmp_path, monkey
             f"Ctrl-C at {place} locks every thread out"
         )
         assert store.transact(WALLET, lambda view: 2) == 2
-    assert {name for name, _ in places} == {"sqlite.py", "group_commit.py", "fair_lock.py", "file_lock.py"}
+    assert {name for name, _ in places} == {"sqlite.py", "group_commit.py", "file_lock.py"}
     assert len(places) > 50
     store.close()
 

@@ -12,11 +12,11 @@ import pytest
 
 from x402guard import LedgerUnavailable
 from x402guard.ledger.view import Scope
-from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
 from x402guard.stores import group_commit, open_store, sqlite
-from x402guard.stores.fair_lock import Line
+from x402guard.stores import group_commit as line
 from x402guard.stores.file_lock import FileTurn
+from x402guard.stores.group_commit import Line
 
 WAIT_S = 10
 

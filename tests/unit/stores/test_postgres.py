@@ -19,7 +19,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.ledger.view import Scope
 from x402guard.stores import ledger_exists, open_store, postgres_server
-from x402guard.stores.postgres_schema import TABLES, VERSION, functions
+from x402guard.stores.postgres_schema import MIGRATIONS, TABLES, VERSION, functions
 from x402guard.stores.postgres_server import as_unavailable
 from x402guard.stores.rows import NODE_COLUMNS
 
@@ -173,7 +173,7 @@ def test_a_ledger_is_taken_to_a_next_version_once_by_its_owner_with_the_function
     books = Books(url)
     books.hold("h", "$0.01")
     before = books.store.entries("s")
-    monkeypatch.setattr(postgres_server, "MIGRATIONS", ("CREATE TABLE x402guard.next (n integer);",))
+    monkeypatch.setattr(postgres_server, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE x402guard.next (n integer);"))
     monkeypatch.setattr(postgres_server, "VERSION", VERSION + 1)
     with ThreadPoolExecutor() as pool:
         stores = list(pool.map(lambda _: open_store(url), range(3)))

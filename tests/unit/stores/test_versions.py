@@ -18,8 +18,9 @@ from x402guard.stores import open_store, sqlite_schema
 from x402guard.stores.moving import move_to_postgres
 from x402guard.stores.read_only import ReadOnlyStore
 from x402guard.stores.rows import packed, unpacked
-from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS, MOVED, newest
 
+THIS = newest()
 NEXT = "CREATE TABLE next (n INTEGER); INSERT INTO next SELECT count(*) FROM entries;"
 
 
@@ -100,7 +101,7 @@ def test_a_file_of_another_program_is_none_of_before(tmp_path, number):
 
 def test_a_ledger_is_taken_to_a_next_version_whole_and_once(closed, monkeypatch):
     was = version(closed)
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (NEXT, "UPDATE next SET n = n + 1;"))
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT, "UPDATE next SET n = n + 1;"))
     with ThreadPoolExecutor() as pool:
         stores = list(pool.map(lambda _: open_store(f"sqlite:///{closed}"), range(4)))
     for store in stores:
@@ -113,24 +114,24 @@ def test_a_ledger_is_taken_to_a_next_version_whole_and_once(closed, monkeypatch)
         session.charge("serp", "$0.01")
     monkeypatch.undo()
     for opens in (lambda: open_store(f"sqlite:///{closed}"), lambda: ReadOnlyStore(closed)):
-        with pytest.raises(LedgerUnavailable, match=r"was written by a newer x402guard \(ledger version 3\)"):
+        with pytest.raises(LedgerUnavailable, match=rf"was written by a newer x402guard \(ledger version {was + 2}\)"):
             opens()
 
 
 def test_a_new_ledger_has_the_next_version_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (NEXT,))
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
     open_store(f"sqlite:///{tmp_path / 'l.db'}").close()
-    assert (version(tmp_path / "l.db"), say(tmp_path / "l.db", "SELECT n FROM next")) == (2, [(0,)])
+    assert (version(tmp_path / "l.db"), say(tmp_path / "l.db", "SELECT n FROM next")) == (THIS + 1, [(0,)])
 
 
-@pytest.mark.parametrize("begun", [0, 1])
+@pytest.mark.parametrize("begun", [0, THIS])
 def test_steps_of_which_one_fails_are_all_undone(tmp_path, monkeypatch, begun):
     path = tmp_path / "l.db"
     if begun:
         open_store(f"sqlite:///{path}").close()
     say(path, "PRAGMA journal_mode = WAL")
     tables = say(path, "SELECT count(*) FROM sqlite_master")
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (NEXT, "SELECT no_such_function();"))
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT, "SELECT no_such_function();"))
     with closing(sqlite3.connect(path, isolation_level=None)) as raw:
         with pytest.raises(sqlite3.OperationalError, match="no such function"):
             sqlite_schema.migrate(raw, begun)
@@ -153,17 +154,19 @@ def test_a_backup_that_was_put_back_by_mistake_is_refused_before_it_is_taken_to_
     session.charge("serp", "$0.01")
     for name in ("lock", "queue"):
         shutil.copy(f"{path}-{name}", tmp_path / f"old.db-{name}")
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (NEXT,))
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
     with pytest.raises(LedgerUnavailable, match="is older than the one that was here: 1 durable commits"):
         open_store(f"sqlite:///{tmp_path / 'old.db'}")
-    assert version(tmp_path / "old.db") == 1
+    assert version(tmp_path / "old.db") == THIS
     monkeypatch.undo()
 
 
 def test_who_may_only_look_at_an_earlier_version_is_told_how_it_is_brought_to_this_one(closed, monkeypatch):
-    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (NEXT,))
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
     for opens in (lambda: ReadOnlyStore(closed), lambda: move_to_postgres(closed, "postgresql://h/d")):
-        with pytest.raises(LedgerUnavailable, match="has ledger version 1, and this installation reads") as refused:
+        with pytest.raises(
+            LedgerUnavailable, match=f"has ledger version {THIS}, and this installation reads"
+        ) as refused:
             opens()
         assert refused.value.retry == "after_change"
         assert f"run `x402guard verify --ledger {closed}`" in refused.value.advice
@@ -239,3 +242,20 @@ def test_a_hash_takes_half_of_its_letters():
     text = "0123456789abcdef" * 4
     assert len(packed(text)) == 32
     assert unpacked(bytes(packed(text))) == text
+
+
+def test_a_ledger_of_version_1_gets_the_indexes_of_version_2(tmp_path, monkeypatch):
+    path = tmp_path / "l.db"
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", ())
+    sqlite_schema._ours.cache_clear()
+    with make_guard(f"sqlite:///{path}") as guard, guard.session("s", budget="$1.00", id="s") as session:
+        session.charge("serp", "$0.01")
+    monkeypatch.undo()
+    sqlite_schema._ours.cache_clear()
+    assert version(path) == 1
+    with make_guard(f"sqlite:///{path}") as guard, guard.session("t", budget="$1.00") as session:
+        session.charge("serp", "$0.01")
+        assert guard.shell.store.audit() == []
+    indexes = {row[0] for row in say(path, "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")}
+    assert {"nodes_current", "nodes_by_name"} <= indexes
+    assert version(path) == 2

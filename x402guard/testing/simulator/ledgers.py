@@ -96,6 +96,30 @@ class WatchedStore:
         """See ``LedgerStore.nodes``."""
         return self.inner.nodes(under)
 
+    def current(self, newest: int) -> Sequence[Node]:
+        """See ``LedgerReads.current``."""
+        return self.inner.current(newest)
+
+    def newest(self, most: int, skip: int = 0) -> Sequence[Node]:
+        """See ``LedgerReads.newest``."""
+        return self.inner.newest(most, skip)
+
+    def named(self, word: str, most: int) -> Sequence[Node]:
+        """See ``LedgerReads.named``."""
+        return self.inner.named(word, most)
+
+    def fitting(self, text: str, most: int) -> Sequence[Node]:
+        """See ``LedgerReads.fitting``."""
+        return self.inner.fitting(text, most)
+
+    def forgotten(self) -> Mapping[str, tuple[int, int]]:
+        """See ``LedgerReads.forgotten``."""
+        return self.inner.forgotten()
+
+    def tally(self) -> tuple[int, int]:
+        """See ``LedgerReads.tally``."""
+        return self.inner.tally()
+
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerStore.path``."""
         return self.inner.path(node_id)
