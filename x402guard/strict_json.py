@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import lru_cache
+from json import encoder
 from typing import Any, Final, NoReturn
 
 _MAX_DIGITS: Final = 400
@@ -24,6 +25,29 @@ class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
     def __init__(self, message: str, words: str = "") -> None:
         super().__init__(message)
         self.words = words
+
+
+def json_writer(
+    *,
+    sort_keys: bool = False,
+    separators: tuple[str, str] = (", ", ": "),
+    default: Callable[[Any], Any] | None = None,
+) -> Callable[[Any], str]:
+    """Return a function that writes the same text as ``json.JSONEncoder(…).encode``, by its C encoder alone.
+
+    ``JSONEncoder.encode`` decides anew for each text how it is written, which takes longer than a short text.
+    """
+    plain = json.JSONEncoder(sort_keys=sort_keys, separators=separators, default=default)
+    make = getattr(encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    item, key = separators
+    usual = (plain.default, encoder.encode_basestring_ascii, None, key, item, sort_keys, False, True)
+
+    def text(value: Any) -> str:
+        return "".join(make({}, *usual)(value, 0))  # a new one for each text: the dict finds what contains itself
+
+    return text
 
 
 def finite(text: str) -> float:

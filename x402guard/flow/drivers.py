@@ -97,7 +97,11 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
         try:
             if shell.observer is not None:
                 _observe(effect, shell.observer)
-            if isinstance(effect, Send):
+            if isinstance(effect, Transact):
+                answer = _told(_transact(effect, shell), shell)
+            elif isinstance(effect, Compute):
+                answer = effect.job(shell.store.now_ms())
+            elif isinstance(effect, Send):
                 answer = _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
                 answer = _needed(exchange).peek(effect)

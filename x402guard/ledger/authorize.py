@@ -16,7 +16,7 @@ from x402guard.kernel.proofs import Proof
 from x402guard.kernel.rows import MAX_NANOS, NOTHING, Hold, HoldKind, Nanos, Node, NodeKind, NodeState
 from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall
 from x402guard.ledger.events import Lapse
-from x402guard.ledger.transitions import apply, begin
+from x402guard.ledger.transitions import apply, begin, begin_plainly
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 
@@ -152,6 +152,8 @@ def authorize(
     Returns the hold as written, or the refusal. Raises ``IllegalTransition`` if the id belongs to another hold or the
     amount is not positive.
     """
+    if proof is None and _is_plain(view, hold, finalizing):
+        return begin_plainly(view, hold, facts)
     closed = check_open(view, hold.node_id)
     if closed is not None:
         return replace(closed, requested=hold.amount)
@@ -168,6 +170,22 @@ def authorize(
             view, hold.node_id, ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED[hold.kind] | TASK_STARVED
         )
     return written
+
+
+def _is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str]) -> bool:
+    """True if a hold fits, and each budget of its path is open and has drawn what it uses: nothing else is to be decided."""
+    amount = hold.amount
+    if finalizing or view.excused or view.keeps_idle or not 0 < amount <= MAX_NANOS or view.hold(hold.id) is not None:
+        return False
+    for node in view.path(hold.node_id):
+        used = node.captured + node.held + node.granted_out
+        if node.state is not NodeState.OPEN or node.until_ms is not None or node.starved:
+            return False
+        if node.limit is not None and amount > node.limit - used + node.past - node.reserve:
+            return False
+        if node.parent_id is not None and node.granted_in != used:
+            return False
+    return True
 
 
 def note_granted(view: LedgerView, node_id: str, bits: int) -> None:

@@ -245,7 +245,11 @@ def move_past(view: LedgerView, before: Hold, after: Hold) -> None:
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
     """Write an event and a notice for each soft limit reached on the path: once, and once again in each new window."""
     for node in view.path(node_id):
-        if not node.soft or node.limit is None:
+        limit = node.limit
+        if not node.soft or limit is None:
+            continue
+        spent = node.captured + node.held + node.granted_out - node.past - node.live
+        if not any(part > node.warned and spent * PARTS >= limit * part for part in node.soft):
             continue
         for part in _reached(view, node):
             if part > node.warned:

@@ -6,7 +6,6 @@ contents is idempotent; with other contents it is illegal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,13 +13,14 @@ from msgspec.structs import asdict, replace
 
 from x402guard.errors import IllegalTransition
 from x402guard.kernel.proofs import Cancelled, Proof
-from x402guard.kernel.rows import MAX_NANOS, NOTHING, Evidence, Hold, HoldKind, HoldState, Nanos
+from x402guard.kernel.rows import MAX_NANOS, NOTHING, Evidence, Hold, HoldKind, HoldState, Nanos, Node
 from x402guard.kernel.table import AUTHORIZE
 from x402guard.kernel.windows import closing_ms
 from x402guard.ledger.budgets import balance_grants, move_past, note_soft_limits, trip_exceeded
 from x402guard.ledger.events import TABLE, Capture, Correct, Event, Expire, Lapse, Note, Reopen, Void
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
+from x402guard.strict_json import json_writer
 
 _HELD, _CAPTURED, _VOIDED, _EXPIRED = HoldState.HELD, HoldState.CAPTURED, HoldState.VOIDED, HoldState.EXPIRED
 
@@ -57,6 +57,13 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any], proof: Proof |
     return hold
 
 
+def begin_plainly(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
+    """Do the same for a new hold on a path of budgets that have all drawn what they use, where it fits."""
+    view.take_step(AUTHORIZE, hold)
+    view.draw(hold, facts)
+    return hold
+
+
 def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = None) -> Hold:
     """Apply one event of the table and return the hold after it. What lowers the amount that it counts needs a *proof*.
 
@@ -75,6 +82,12 @@ def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = No
     after = _after(hold, event, target, proof)
     if after.state is _CAPTURED and not hold.closed_ms:
         after = replace(after, closed_ms=_closed_ms(view, hold, event))
+    if type(event) is Capture and _is_whole(view, hold, event):
+        view.take(hold, _facts(after, event))
+        view.take_step(name, after, proof)
+        note_soft_limits(view, hold.node_id)
+        _log_capture(view, after, event)
+        return after
     held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
@@ -96,6 +109,17 @@ def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = No
     if isinstance(event, Capture):
         _log_capture(view, after, event)
     return after
+
+
+def _is_whole(view: LedgerView, hold: Hold, event: Capture) -> bool:
+    """True if a live hold is captured in full for the first time, where no budget has a window: no balance is drawn anew."""
+    if hold.state is not _HELD or event.amount != hold.amount or hold.closed_ms or view.keeps_idle:
+        return False
+    return all(node.window is None and node.granted_in == _drawn(node) for node in view.path(hold.node_id))
+
+
+def _drawn(node: Node) -> int:
+    return node.used if node.parent_id is not None else 0
 
 
 def _closed_ms(view: LedgerView, hold: Hold, event: Event) -> int:
@@ -227,11 +251,16 @@ def _after(hold: Hold, event: Event, target: HoldState, proof: Proof | None) -> 
 _UNDONE: Final = "the block that settled it was undone"
 
 
-_ENCODED: Final = json.JSONEncoder(sort_keys=True, default=asdict).encode
+_ENCODED: Final = json_writer(sort_keys=True, default=asdict)
 """Writes an event as each version has written it: the texts are compared."""
 
 
 def _as_json(event: Event) -> str:
+    if type(event) is Capture and event.proof is None and event.usage is None and event.note is None:
+        return (
+            f'{{"amount": {event.amount}, "event": "capture", "evidence": "{event.evidence}", "note": null, "proof": null, '
+            '"usage": null}'
+        )
     return _ENCODED({"event": type(event).__name__.lower(), **asdict(event)})
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from msgspec import Struct, to_builtins
@@ -20,6 +21,9 @@ from x402guard.kernel.windows import rolled
 from x402guard.money import nanos_to_decimal
 
 R = TypeVar("R")
+
+Covered = tuple[str, int, int, str, str | None, int, int, int, int, str, str]
+"""The fields of an entry that its hash covers, in their order: all but the hash."""
 
 _ENCODED: Final = Encoder(order="sorted").encode
 
@@ -198,6 +202,7 @@ class LedgerView:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
         self.clock_ms, self.ahead_ms, self.now_ms = loaded.clock_ms, loaded.ahead_ms, loaded.now_ms
+        self._paths: dict[str, tuple[str, ...]] = {}
         self._nodes = _Nodes()
         for node in loaded.before.nodes.values():
             if node is not None:
@@ -259,12 +264,15 @@ class LedgerView:
 
     def path(self, node_id: str) -> tuple[Node, ...]:
         """Return the node and its ancestors, root last. Raises ``IllegalTransition`` for a node outside the scope."""
-        path: list[Node] = []
-        wanted: str | None = node_id
-        while wanted is not None:
-            path.append(self._nodes[wanted])
-            wanted = path[-1].parent_id
-        return tuple(path)
+        ids = self._paths.get(node_id)
+        if ids is None:
+            found: list[str] = []
+            wanted: str | None = node_id
+            while wanted is not None:
+                found.append(wanted)
+                wanted = self._nodes[wanted].parent_id
+            ids = self._paths[node_id] = tuple(found)  # no node changes its parent
+        return tuple(map(self._nodes.__getitem__, ids))
 
     def lends(self, node_id: str) -> bool:
         """True if the children of a node keep idle budget in this store."""
@@ -332,10 +340,9 @@ class LedgerView:
         node = self._nodes[node_id]
         data = _as_text(facts) if facts else "{}"
         seq, at_ms = node.seq + 1, self.now_ms
-        covered = (
-            node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, node.head
-        )  # fmt: skip
-        entry = Entry(*covered, entry_hash(covered))
+        head = self._add(
+            (node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, node.head)
+        )
         after = replace(
             node,
             captured=node.captured + captured,
@@ -343,13 +350,13 @@ class LedgerView:
             granted_in=node.granted_in + granted_in,
             granted_out=node.granted_out + granted_out,
             seq=seq,
-            head=entry.hash,
+            head=head,
             last_ms=at_ms,
             live=node.live + held,
         )
         if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:
+            self.entries.pop()
             raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
-        self.entries.append(entry)
         self._nodes[node_id] = after
         self.changed_nodes.add(node_id)
         above = node.parent_id if held else None
@@ -358,6 +365,60 @@ class LedgerView:
             self._nodes[above] = replace(each, live=each.live + held)
             self.changed_nodes.add(above)
             above = each.parent_id
+
+    def draw(self, hold: Hold, facts: Mapping[str, Any]) -> None:
+        """Write the entry of a new hold, and of what each node of its path draws for it, as ``record`` would one by one.
+
+        For a path on which each node has drawn what it uses. All of it grows, so no balance becomes negative.
+        """
+        path, amount, at_ms = self.path(hold.node_id), hold.amount, self.now_ms
+        node, top = path[0], path[-1]
+        head = self._add(
+            (node.id, node.seq + 1, at_ms, "authorize", hold.id, 0, amount, 0, 0, _as_text(facts), node.head)
+        )
+        seq = node.seq + 1
+        for node, above in pairwise(path):
+            data = _as_text({"child": node.id, "amount": amount})
+            seq += 1
+            head = self._add((node.id, seq, at_ms, "grant", None, 0, 0, amount, 0, data, head))
+            held, out = (amount, 0) if node is path[0] else (0, amount)
+            self._nodes[node.id] = replace(
+                node, held=node.held + held, granted_out=node.granted_out + out, granted_in=node.granted_in + amount,
+                seq=seq, head=head, last_ms=at_ms, live=node.live + amount,
+            )  # fmt: skip
+            seq = above.seq + 1
+            head = self._add((above.id, seq, at_ms, "grant", None, 0, 0, 0, amount, data, above.head))
+        held, out = (amount, 0) if top is path[0] else (0, amount)
+        self._nodes[top.id] = replace(
+            top, held=top.held + held, granted_out=top.granted_out + out, seq=seq, head=head, last_ms=at_ms,
+            live=top.live + amount,
+        )  # fmt: skip
+        self.changed_nodes.update([each.id for each in path])
+
+    def take(self, hold: Hold, facts: Mapping[str, Any]) -> None:
+        """Write the entry of a live hold that is captured in full, as ``record`` would. What was drawn for it is used."""
+        path, amount, at_ms = self.path(hold.node_id), hold.amount, self.now_ms
+        node = path[0]
+        seq = node.seq + 1
+        head = self._add((node.id, seq, at_ms, "capture", hold.id, amount, -amount, 0, 0, _as_text(facts), node.head))
+        self._nodes[node.id] = replace(
+            node, captured=node.captured + amount, held=node.held - amount, seq=seq, head=head, last_ms=at_ms,
+            live=node.live - amount,
+        )  # fmt: skip
+        for each in path[1:]:
+            self._nodes[each.id] = replace(each, live=each.live - amount)
+        self.changed_nodes.update([each.id for each in path])
+
+    def _add(self, covered: Covered) -> str:
+        """Append an entry with all that its hash covers, and return that."""
+        head = entry_hash(covered)
+        self.entries.append(Entry(*covered, head))
+        return head
+
+    @property
+    def keeps_idle(self) -> bool:
+        """True in a store where nodes keep idle budget."""
+        return self._loaded.keeps_idle
 
     def tell(
         self,
@@ -403,12 +464,7 @@ class LedgerView:
         """Return the nodes that changed, parents before children."""
         if len(self.changed_nodes) < 2:
             return [self._nodes[node_id] for node_id in self.changed_nodes]
-        rows: list[tuple[int, str]] = []
-        for node_id in self.changed_nodes:
-            parent, depth = self._nodes[node_id].parent_id, 0
-            while parent is not None:
-                parent, depth = self._nodes[parent].parent_id, depth + 1
-            rows.append((depth, node_id))
+        rows = [(len(self.path(node_id)), node_id) for node_id in self.changed_nodes]
         return [self._nodes[node_id] for _, node_id in sorted(rows)]
 
 

@@ -18,7 +18,7 @@ from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
-from x402guard.policy.step_guard import StepEnd, StepGuard
+from x402guard.policy.step_guard import Moment, StepEnd, StepGuard
 from x402guard.policy.steps import Step, shown_host
 
 BREAKER: Final = "breaker_open"
@@ -45,6 +45,12 @@ class Breaker(StepGuard):
     def __post_init__(self) -> None:
         check_whole("policy.breaker.failures", self.failures, 1, 1_000)
         check_whole("policy.breaker.rest_s", self.rest_s, 1, 86_400)
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if moment == "judge" and late:
+            return kind is HoldKind.PAYMENT  # only a payment has a payee
+        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:

@@ -9,9 +9,10 @@ from msgspec import Struct
 from typing_extensions import override
 
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.step_guard import StepGuard
+from x402guard.policy.step_guard import Moment, StepGuard
 from x402guard.policy.steps import Step, is_named
 
 MAX_STEPS: Final = "max_steps"
@@ -30,6 +31,12 @@ class Counts(Struct, StepGuard, frozen=True):
         for pattern, most in self.max_calls.items():
             if is_named(pattern, step):
                 yield MAX_CALLS, f"calls of {pattern}", most, ("calls", f"{step.run_id} {pattern}")
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if (self.max_steps is None and not self.max_calls) or (late and moment in ("marks", "judge")):
+            return False
+        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:

@@ -15,15 +15,15 @@ def guard_marks(
 ) -> tuple[MarkKey, ...]:
     """Return the keys of the rows that the functions below read. *ending*: only ``note_end`` follows."""
     keys: list[MarkKey] = []
-    for guard in policy.guards:
-        keys.extend(guard.marks(step, payees, ending=ending))
+    for marks in policy.acting["marks", step.kind, ending]:
+        keys += marks(step, payees, ending=ending)
     return tuple(keys)
 
 
 def judge_step(view: LedgerView, policy: Policy, step: Step) -> Refusal | None:
     """Return the first objection to a step, or None. Called before the price is known, and again at the price."""
-    for guard in policy.guards:
-        objection = guard.judge(view, step)
+    for judge in policy.acting["judge", step.kind, step.priced]:
+        objection = judge(view, step)
         if objection is not None:
             return enforced(view, objection)
     return None
@@ -31,17 +31,17 @@ def judge_step(view: LedgerView, policy: Policy, step: Step) -> Refusal | None:
 
 def note_taken(view: LedgerView, policy: Policy, step: Step, hold_id: str = "") -> None:
     """Record a step at its price. *hold_id* is the id of its hold, "" if the step is over already."""
-    for guard in policy.guards:
-        guard.taken(view, step, hold_id)
+    for taken in policy.acting["taken", step.kind, False]:
+        taken(view, step, hold_id)
 
 
 def give_step_back(view: LedgerView, policy: Policy, step: Step, at_ms: int) -> None:
     """Remove a step that was taken at *at_ms* (unix milliseconds) and never paid."""
-    for guard in policy.guards:
-        guard.given_back(view, step, at_ms)
+    for given_back in policy.acting["given_back", step.kind, False]:
+        given_back(view, step, at_ms)
 
 
 def note_end(view: LedgerView, policy: Policy, step: Step, end: StepEnd) -> None:
     """Record how a step ended. Too many consecutive failures trip the run."""
-    for guard in policy.guards:
-        guard.ended(view, step, end)
+    for ended in policy.acting["ended", step.kind, False]:
+        ended(view, step, end)

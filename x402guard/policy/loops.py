@@ -21,7 +21,7 @@ from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_flag, check_whole
 from x402guard.policy.patterns import check_patterns
-from x402guard.policy.step_guard import StepEnd, StepGuard
+from x402guard.policy.step_guard import Moment, StepEnd, StepGuard
 from x402guard.policy.steps import Step, is_bare, is_named, is_tool_paid, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
@@ -105,6 +105,8 @@ class Loop(StepGuard):
     def calls_of(self, step: Step) -> int | None:
         """Return how many steps identical to *step* are allowed within the window; None for no limit."""
         found: int | None = self.calls_without_arguments if is_bare(step.key) else self.calls
+        if not self.own:
+            return found
         at_most: list[int] = []
         for pattern, calls in self.own.items():
             if is_named(pattern, step, frees=True) or is_tool_paid(pattern, step):
@@ -118,6 +120,14 @@ class Loop(StepGuard):
 
     def _counts(self, step: Step) -> bool:
         return bool(step.key) and self.calls_of(step) is not None
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if moment == "judge":
+            return not late
+        if moment == "ended":
+            return kind is HoldKind.PAYMENT  # only a payment has a payee
+        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
@@ -290,6 +300,8 @@ class Loop(StepGuard):
     def _matches(self, keys: list[str], runs: Mapping[str, int], step: Step) -> list[tuple[int, int]]:
         """Return (cycle length, how many of the latest steps equal the step one cycle earlier), *step* included."""
         key = step.key[:_SHORT]
+        if key not in keys:
+            return [(period, 0) for period in range(2, self.longest_cycle + 1)]
         found = []
         for period in range(2, self.longest_cycle + 1):
             latest = [*keys, key][-period:]

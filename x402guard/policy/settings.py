@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
 from x402guard.assets import TEST_NETWORKS, V1_NAMES, near_network, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
-from x402guard.kernel.rows import Nanos
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.money import Dollars
 from x402guard.policy.approvals import Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
@@ -24,7 +25,7 @@ from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.sellers import Seller, SellerLimits
 from x402guard.policy.spikes import Spike
-from x402guard.policy.step_guard import StepGuard
+from x402guard.policy.step_guard import Moment, StepGuard
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
@@ -182,6 +183,18 @@ class Policy:
         prices = None if ratio is None else Prices(ratio, self.latch_days)
         guards = (self.timeouts, self.breaker, counts, self.loop, velocity, sellers, self.spike, prices)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
+
+    @cached_property
+    def acting(self) -> Mapping[tuple[Moment, HoldKind, bool], tuple[Callable[..., Any], ...]]:
+        """The methods of the guards that do something, by moment, kind of step, and *late* (see ``StepGuard.acts``)."""
+        return {
+            (moment, kind, late): tuple(
+                getattr(guard, moment) for guard in self.guards if guard.acts(moment, kind, late=late)
+            )
+            for moment in get_args(Moment)
+            for kind in HoldKind
+            for late in (False, True)
+        }
 
     @classmethod
     def careful(cls, **changes: Any) -> Self:

@@ -16,7 +16,7 @@ from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_whole
-from x402guard.policy.step_guard import StepGuard
+from x402guard.policy.step_guard import Moment, StepGuard
 from x402guard.policy.steps import Step
 
 SpikeAction = Literal["warn", "trip"]
@@ -55,6 +55,14 @@ class Spike(StepGuard):
         check_whole("policy.spike.window", self.window, 2, _MOST)
         check_choice("policy.spike.action", self.action, get_args(SpikeAction))
         object.__setattr__(self, "least", check_dollars("policy.spike.min_step", self.min_step))
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if moment == "judge":
+            return late and self.action == "trip"
+        if moment == "marks" and late:
+            return kind is HoldKind.LLM
+        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.steps import Step
@@ -34,11 +35,22 @@ class StepEnd(Struct, frozen=True):
     begun_ms: int = 0
 
 
+Moment = Literal["marks", "judge", "taken", "given_back", "ended"]
+"""When a guard is asked: each is the name of a method of ``StepGuard``."""
+
+
 class StepGuard:
     """Base class of guards. Its methods do nothing. ``Policy.guards`` lists the guards in the order of judging.
 
-    All methods run on live rows and read only the rows that ``marks`` names.
+    All methods but ``acts`` run on live rows and read only the rows that ``marks`` names.
     """
+
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:  # noqa: ARG002 - it does not depend on them
+        """Return False if the method of a moment does nothing, whatever the step of a kind is: then it is not called.
+
+        *late*: of ``judge``, that the step is priced; of ``marks``, that it is ending.
+        """
+        return getattr(type(self), moment) is not getattr(StepGuard, moment)
 
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterable[MarkKey]:  # noqa: ARG002 - none
         """Return the keys of the rows that the other methods read; their number does not grow with the run.

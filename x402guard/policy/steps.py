@@ -26,7 +26,7 @@ from x402guard.policy.patterns import (
     readings,
     spelt_path,
 )
-from x402guard.strict_json import NotReadable, read_object
+from x402guard.strict_json import NotReadable, json_writer, read_object
 
 DIRECT: Final = "PAY"
 """The method of a payment whose offer did not come by HTTP."""
@@ -370,4 +370,4 @@ _EXACT: Final = Context(prec=1_000)
 """More digits than a number that is read may have."""
 
 
-_ENCODED: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_number).encode
+_ENCODED: Final = json_writer(sort_keys=True, separators=(",", ":"), default=_number)

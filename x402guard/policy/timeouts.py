@@ -14,7 +14,7 @@ from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
-from x402guard.policy.step_guard import StepEnd, StepGuard
+from x402guard.policy.step_guard import Moment, StepEnd, StepGuard
 from x402guard.policy.steps import Step, reset_mark
 
 SESSION_TIMEOUT: Final = "session_timeout"
@@ -49,6 +49,14 @@ class Timeouts(StepGuard):
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             check_whole(f"policy.timeouts.{name}", getattr(self, name), 1, LONGEST_S, optional=True, what="of seconds ")
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if moment == "marks":
+            return self.step_s is not None or self.session_s is not None
+        if moment == "judge":
+            return not late and (self.session_s is not None or (self.step_s is not None and kind is not HoldKind.LLM))
+        return moment in ("taken", "ended") and self.step_s is not None and kind is HoldKind.LLM
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:

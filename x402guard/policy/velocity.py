@@ -9,12 +9,12 @@ from typing_extensions import override
 
 from x402guard.errors import PaymentRefused, VelocityExceeded
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import Nanos
+from x402guard.kernel.rows import HoldKind, Nanos
 from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
-from x402guard.policy.step_guard import StepGuard
+from x402guard.policy.step_guard import Moment, StepGuard
 from x402guard.policy.steps import Step
 from x402guard.policy.windows import VELOCITY, WINDOWS, add, remove, sums_in, wait_s
 
@@ -62,6 +62,12 @@ class Velocity(StepGuard):
         check_whole("policy.velocity.percent_per_payee", self.percent_per_payee, 1, 100, optional=True)
         check_whole("policy.velocity.price_ratio", self.price_ratio, 1, 1_000, optional=True)
         object.__setattr__(self, "limits", tuple(limits))
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if not self.limits or (late and moment == "marks") or (not late and moment == "judge"):
+            return False
+        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:

@@ -17,6 +17,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
+from x402guard.strict_json import json_writer
 
 _SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
 _DEEPEST: Final = 64
@@ -29,7 +30,8 @@ _LARGE: Final = 10**30
 _MOST_READ: Final = 2_000_000
 
 
-_ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
+_ENCODED: Final = json_writer(sort_keys=True)
+_PLAIN: Final = json_writer()
 
 
 def fingerprint(plain: Mapping[str, Any] | None) -> str:
@@ -51,7 +53,7 @@ def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
     left = [_MOST_VALUES]
     try:
         plain = _plain(arguments, _DEEPEST, left)
-        json.dumps(plain)
+        _PLAIN(plain)
     except ValueError as error:  # a number of thousands of digits
         raise ConfigError(f"arguments: {error}") from error
     return plain if isinstance(plain, dict) and len(left) == 1 else None

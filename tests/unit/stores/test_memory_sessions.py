@@ -4,12 +4,13 @@ import httpx
 import pytest
 
 from tests.support.chain import MockChain
+from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import ConfigError, Guard
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.view import Scope
-from x402guard.stores import memory
+from x402guard.stores import memory, open_store
 from x402guard.views.books import books_of
 from x402guard.views.report import Report
 
@@ -167,3 +168,18 @@ def test_a_receipt_of_a_forgotten_payment_is_no_other_ones(guard):
     assert mark not in guard.shell.store._rows.marks
     read = guard.shell.store.transact(Scope(marks=(mark, ("receipt", "eip155:1/0x01"))), lambda view: view.mark(mark))
     assert read == {"hold": "forgotten"}
+
+
+def test_a_named_purchase_keeps_its_session_for_as_long_as_it_is_remembered():
+    clock = Clock()
+    store = open_store("memory://", clock_ms=clock, memory_sessions=MOST)
+    with make_guard(store, budget="$9.00") as guard:
+        with guard.session("paid", budget="$0.50") as session:
+            fetch("sync", session, Shop(), url=URL, extensions={"purchase": "report 7"})
+        for number in range(20):
+            ended(guard, f"s{number}")
+        assert "paid" in names(guard)
+        clock.tick(86_401)
+        for number in range(20):
+            ended(guard, f"t{number}")
+        assert "paid" not in names(guard)
