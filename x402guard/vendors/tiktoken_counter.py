@@ -23,7 +23,7 @@ _LONG_SPACE: Final = re.compile(r"\s{10000}")
 _PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
 _WORTH_KEEPING: Final = 500  # characters; fewer are counted faster than hashed
 _MOST_KEPT: Final = 10_000
-_AT_ONCE: Final = 10_000
+_AT_ONCE: Final = 200_000  # bytes of a vocabulary
 _COUNTED: Final[dict[tuple[str, bytes], int]] = {}
 """(vocabulary, SHA-256 of a text) → its tokens. An agent sends its whole conversation again with each call."""
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
@@ -136,7 +136,10 @@ def _build(name: str) -> Encoding:
     # The definition calls the loader by its global name. It runs with other globals, so tiktoken is not patched.
     build = FunctionType(defined.__code__, {**vars(openai_public), "load_tiktoken_bpe": load})
     definition: dict[str, Any] = build()
-    return tiktoken.Encoding(**definition)
+    encoding = tiktoken.Encoding(**definition)
+    # Its core has them in a form of its own. What it keeps beside that takes 34 MB, and only what is not used here reads it.
+    encoding._mergeable_ranks = {}  # noqa: SLF001 - tiktoken has no other way
+    return encoding
 
 
 def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
@@ -149,10 +152,12 @@ def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
     found = hashlib.sha256(raw).hexdigest()
     if found != expected_hash:
         raise ValueError(f"the installed vocabulary {name} has the hash {found}, but tiktoken pins {expected_hash}")
-    tokens = raw.split()[::2]  # a token in base64 and its rank, line by line; the ranks are 0, 1, 2 …, as the hash pins
     ranks: dict[bytes, int] = {}
     # Piece by piece: other threads, an event loop among them, go on between.
-    for start in range(0, len(tokens), _AT_ONCE):
-        piece = tokens[start : start + _AT_ONCE]
-        ranks.update(zip(map(a2b_base64, piece), range(start, start + len(piece)), strict=True))
+    start = 0
+    while start < len(raw):
+        end = raw.find(b"\n", start + _AT_ONCE) + 1 or len(raw)
+        piece = raw[start:end].split()[::2]  # a token in base64 and its rank; the ranks are 0, 1, 2 …, as the hash pins
+        ranks.update(zip(map(a2b_base64, piece), range(len(ranks), len(ranks) + len(piece)), strict=True))
+        start = end
     return ranks
