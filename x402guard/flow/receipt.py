@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import CallTimeout, PaidNotDelivered, SettlementUncertain
 from x402guard.kernel.rows import Hold, HoldState
@@ -13,8 +14,7 @@ from x402guard.ledger.evidence import named_transaction
 from x402guard.money import dollars_to_nanos, nanos_to_decimal
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Struct, frozen=True):
     """The state of a payment, as ``response.extensions["x402guard"]``.
 
     Attributes:

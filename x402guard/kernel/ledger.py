@@ -90,15 +90,16 @@ class Work:
         before = Before(dict(known.nodes), dict(known.holds), dict(known.marks), known.purchase, known.named)
         proposed = self._propose(loaded)
         # Each field is read once, here: a room's iterator would be empty for what comes after.
-        parts = {name: tuple(getattr(proposed, name)) for name in ChangeSet.__struct_fields__ if name != "durable"}
+        nodes, holds = tuple(proposed.nodes), tuple(proposed.holds)
+        entries, steps, owner = tuple(proposed.entries), tuple(proposed.steps), tuple(proposed.owner)
+        marks = tuple([(key, dict(row) if key[0] in MONEY_MARKS else row) for key, row in proposed.marks])
         if len(known.nodes) > len(before.nodes):  # the room has asked for those that keep idle budget
             for node in rows.busy():
                 before.nodes.setdefault(node.id, node)
             ledger.sound.look(before, keeps_idle=keeps_idle)
-        if not (parts["nodes"] or parts["holds"] or parts["marks"] or parts["entries"]):
+        if not (nodes or holds or marks or entries):
             return
-        parts["marks"] = tuple([(key, dict(row) if key[0] in MONEY_MARKS else row) for key, row in parts["marks"]])
-        change_set = ChangeSet(**parts, durable=proposed.durable and self._scope.durable)
+        change_set = ChangeSet(nodes, holds, marks, entries, steps, owner, proposed.durable and self._scope.durable)
         now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
         now = Now(clock_ms, now_ms, *released.known(change_set.steps), self._lost)
         opened = (
@@ -106,9 +107,9 @@ class Work:
         )
         check(opened, before, change_set, now)
         self.ended = []
-        parents = {each.id: each.parent_id for each in (*before.nodes.values(), *change_set.nodes) if each is not None}
         for hold in change_set.holds:
             if hold.intent is not None:
+                parents = {n.id: n.parent_id for n in (*before.nodes.values(), *change_set.nodes) if n is not None}
                 released.lies(hold.id, list(_path(hold.node_id, parents)))
                 if not may_be_signed(hold):
                     self.ended.append(hold.id)

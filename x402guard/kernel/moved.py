@@ -38,7 +38,7 @@ def _check_types(place: str, row: Hold | Node) -> None:
     else:
         exact = type(row.kind) is HoldKind and type(row.state) is HoldState and type(row.delivery) is Delivery
         exact = exact and type(row.evidence) in (Evidence, NoneType)
-    if not exact or float in set(map(type, astuple(row))):
+    if not exact or float in map(type, astuple(row)):
         refuse("books", place, "a kind or state is text, or an amount is a float")
 
 
@@ -53,11 +53,10 @@ def check_loaded(changes: Changes) -> None:
             refuse("books", place, "it is written twice, or was neither loaded nor looked for")
         seen.add(place)
         _check_types(place, row)
-    seen.clear()
-    for key, _ in change_set.marks:
-        if key[0] in MONEY_MARKS and (mark_name(key) not in loaded.marks or mark_name(key) in seen):
-            refuse("books", f"mark {mark_name(key)}", "it is written twice, or was neither loaded nor looked for")
-        seen.add(mark_name(key))
+    names = [mark_name(key) for key, _ in change_set.marks if key[0] in MONEY_MARKS]
+    for name in names:
+        if name not in loaded.marks or names.count(name) > 1:
+            refuse("books", f"mark {name}", "it is written twice, or was neither loaded nor looked for")
 
 
 def moved(changes: Changes) -> dict[str, Moved]:

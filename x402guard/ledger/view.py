@@ -203,6 +203,7 @@ class LedgerView:
         self._loaded = loaded
         self.clock_ms, self.ahead_ms, self.now_ms = loaded.clock_ms, loaded.ahead_ms, loaded.now_ms
         self._paths: dict[str, tuple[str, ...]] = {}
+        self._known_paths: dict[str, tuple[Node, ...]] = {}  # until a node changes
         self._nodes = _Nodes()
         for node in loaded.before.nodes.values():
             if node is not None:
@@ -264,6 +265,9 @@ class LedgerView:
 
     def path(self, node_id: str) -> tuple[Node, ...]:
         """Return the node and its ancestors, root last. Raises ``IllegalTransition`` for a node outside the scope."""
+        known = self._known_paths.get(node_id)
+        if known is not None:
+            return known
         ids = self._paths.get(node_id)
         if ids is None:
             found: list[str] = []
@@ -272,7 +276,9 @@ class LedgerView:
                 found.append(wanted)
                 wanted = self._nodes[wanted].parent_id
             ids = self._paths[node_id] = tuple(found)  # no node changes its parent
-        return tuple(map(self._nodes.__getitem__, ids))
+        nodes = self._nodes
+        known = self._known_paths[node_id] = tuple([nodes[each] for each in ids])
+        return known
 
     def lends(self, node_id: str) -> bool:
         """True if the children of a node keep idle budget in this store."""
@@ -282,6 +288,7 @@ class LedgerView:
         """Return the nodes below a lending one that keep idle budget of it or hold something, in the order of ids."""
         for node in self._loaded.busy():
             self._nodes[node.id] = rolled(node, self.clock_ms)
+        self._known_paths.clear()
         self.now_ms = max(self.now_ms, self._loaded.now_ms)
         busy = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and self._borrows(n)]
         return sorted((n for n in busy if node_id in (a.id for a in self.path(n.id))), key=lambda n: n.id)
@@ -319,6 +326,7 @@ class LedgerView:
     def put_node(self, node: Node) -> None:
         """Write a node's own fields. Only ``record`` changes balances."""
         self._nodes[node.id] = node
+        self._known_paths.clear()
         self.changed_nodes.add(node.id)
 
     def record(
@@ -365,6 +373,7 @@ class LedgerView:
             self._nodes[above] = replace(each, live=each.live + held)
             self.changed_nodes.add(above)
             above = each.parent_id
+        self._known_paths.clear()
 
     def draw(self, hold: Hold, facts: Mapping[str, Any]) -> None:
         """Write the entry of a new hold, and of what each node of its path draws for it, as ``record`` would one by one.
@@ -393,6 +402,7 @@ class LedgerView:
             top, held=top.held + held, granted_out=top.granted_out + out, seq=seq, head=head, last_ms=at_ms,
             live=top.live + amount,
         )  # fmt: skip
+        self._known_paths.clear()
         self.changed_nodes.update([each.id for each in path])
 
     def take(self, hold: Hold, facts: Mapping[str, Any]) -> None:
@@ -407,6 +417,7 @@ class LedgerView:
         )  # fmt: skip
         for each in path[1:]:
             self._nodes[each.id] = replace(each, live=each.live - amount)
+        self._known_paths.clear()
         self.changed_nodes.update([each.id for each in path])
 
     def _add(self, covered: Covered) -> str:

@@ -230,10 +230,16 @@ class Loop(StepGuard):
         before = {"keys": list(keys), "runs": dict(runs), "seen": seen, "times": times}
         said = _said(step)
         if not is_bare(step.key):
-            if said not in seen:  # to ask a model is nothing new for a tool: an agent does that before each of its uses
+            seen = seen.copy()  # what it was stands in ``before``
+            if said in seen:
+                seen.remove(said)
+                times = {**times, said: times.get(said, 0) + 1}
+            else:  # to ask a model is nothing new for a tool: an agent does that before each of its uses
                 times = {key: count for key, count in times.items() if step.kind is HoldKind.LLM and key[0] != said[0]}
-            seen = [*(key for key in seen if key != said), said][-_MOST_SEEN:]
-            times = {key: count for key, count in {**times, said: times.get(said, 0) + 1}.items() if key in seen}
+                times[said] = 1
+            seen.append(said)
+            if len(seen) > _MOST_SEEN:
+                times.pop(seen.pop(0), None)
         row = {"keys": kept, "runs": after, "seen": seen, "times": times, "at": view.clock_ms, "before": before}
         view.put_mark(_cycle(step), row)
 

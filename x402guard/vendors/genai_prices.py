@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -142,7 +142,7 @@ class GenaiPriceBook:
         if line is not None and usage.keys() <= _PLAIN:
             into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
             if type(into) is int and type(out) is int and into >= 0 and out >= 0:
-                return line.request + (line.into * into + line.out * out) / _PER
+                return line.cost(into, out)
         return _cost_of(prices, usage)
 
     def _know(self, home: Provider, info: ModelInfo) -> _Priced:
@@ -322,15 +322,25 @@ class GenaiPriceBook:
 
 
 _PER: Final = 1_000_000
+_PER_TOKEN: Final = Decimal(_PER)
+_EXACT: Final = Context(prec=1_000)
 _PLAIN: Final = frozenset({"input_tokens", "output_tokens"})
 
 
 class _Line(Struct, frozen=True):
-    """The cost of text at prices without tiers: dollars for the request, for a million tokens in and a million out."""
+    """The cost of text at prices without tiers: of the request, of a token in and of a token out.
 
-    request: Decimal
-    into: Decimal
-    out: Decimal
+    Whole multiples of ``10**-places`` dollars: to multiply and add integers takes a fifth of what decimals take.
+    """
+
+    request: int
+    into: int
+    out: int
+    places: int
+
+    def cost(self, into: int, out: int) -> Decimal:
+        """Return the cost of so many tokens in dollars, exactly."""
+        return Decimal(self.request + self.into * into + self.out * out).scaleb(-self.places, _EXACT)
 
 
 class _Tier(Struct, frozen=True):
@@ -379,7 +389,10 @@ def _line_of(prices: ModelPrice) -> _Line | None:
         request, into, out = (_cost_of(prices, point) for point in points)
     except ValueError:
         return None  # the price of such a model is asked for each time, and the error with it
-    return _Line(request, into - request, out - request)
+    costs = (request, _EXACT.divide(into - request, _PER_TOKEN), _EXACT.divide(out - request, _PER_TOKEN))
+    places = max(0, *(-int(cost.as_tuple().exponent) for cost in costs))
+    of_request, of_into, of_out = (int(cost.scaleb(places, _EXACT)) for cost in costs)
+    return _Line(of_request, of_into, of_out, places)
 
 
 def _conditions_of(info: ModelInfo) -> Iterator[StartDateConstraint | TimeOfDateConstraint]:
