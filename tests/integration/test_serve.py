@@ -171,6 +171,7 @@ def test_a_wrong_token_lets_nothing(served, token):
 
 def test_the_owner_stops_a_session_and_is_told_what_is_wrong(served, folder):
     with folder[1].session("to stop", budget="$1.00") as session:
+        session.charge("serp", "$0.01")  # another process sees it from its first hold on
         form = {"session": session.id, "reason": "<b>enough</b>"}
         assert httpx.post(served.url + "stop", data=form, headers=served.bearer).text == "stopped"
         with pytest.raises(SessionTripped, match="<b>enough</b>"):

@@ -145,7 +145,7 @@ BREAKS = (
      "apply(view, now.id, _capture(bill), bill.proof(now))", "apply(view, now.id, Capture(min(bill.amount, now.amount), bill.evidence), bill.proof(now))"),
     ("the usage of an answer is not read to its end", "llm/flow.py",
      "flight.reader.answer(ended=ended)", "flight.reader.answer(ended=ended) and AnswerReader('chat', '', '', hides_usage=False, keeps_text=False).answer(ended=True)"),
-    ("the journal's chain is not linked", "ledger/view.py", "granted_out, data, node.head\n", 'granted_out, data, ""\n'),
+    ("the journal's chain is not linked", "ledger/view.py", "granted_out, data, node.head)\n", 'granted_out, data, "")\n'),
     ("the amounts held below a budget are not added up", "ledger/view.py",
      "replace(each, live=each.live + held)", "replace(each, live=each.live)"),
     ("one payment may cost more than its cap", "x402/offer_rules.py",

@@ -215,6 +215,12 @@ def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
     return answer
 
 
+def open_later(shell: Shell, node_id: str, scope: Scope, change: Change[R]) -> R:
+    """Decide the opening of a session now, and let it be written with the first change of it. Raises ``LedgerUnavailable``."""
+    decided: R = shell.store.open_later(node_id, scope, change, _Change(Transact(scope, change), shell))
+    return decided
+
+
 def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     if shell.late_writes is None:
         return _write(effect, shell)

@@ -81,7 +81,8 @@ class BudgetParent:
         request = session_request(
             self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self._basis, request, None, tokens=limited_tokens(tokens, token_limit), reach=reach)
+        limited = limited_tokens(tokens, token_limit)
+        return Session.open(self._basis, request, None, tokens=limited, reach=reach, later=id is None)
 
     @asynccontextmanager
     async def asession(self, name: str, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.bulkheads import carry_around
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import transact_now
+from x402guard.flow.drivers import open_later, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import current_task, here
 from x402guard.flow.threads import finish_closing, run_in_daemon_thread
@@ -145,8 +145,12 @@ class Session(Charges, Endings):
         tokens: TokenBudget | int | None = None,
         reach: tuple[Reach, ...] = (),
         quotes: Quotes = (),
+        later: bool = False,
     ) -> Session:
-        """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``."""
+        """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``.
+
+        *later*: it is new, and is written with its first hold.
+        """
         given = as_budget(tokens)
         around = parent._path_ids() if parent is not None else ()
         check_tokens(basis.shell, (request.id, *around), given)
@@ -169,7 +173,7 @@ class Session(Charges, Endings):
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        node = transact_now(basis.shell, scope, change)
+        node = open_later(basis.shell, request.id, scope, change) if later else transact_now(basis.shell, scope, change)
         return cls(basis, node, request.opener, parent, tokens=given, reach=reach, quotes=quotes)
 
     def _report_id(self) -> str:

@@ -193,6 +193,13 @@ class LedgerStore(LedgerReads, Protocol):
         that restrains in a scope that is not durable.
         """
 
+    def open_later(self, node_id: str, scope: Scope, change: Change[R], decide: Change[R]) -> R:
+        """Decide the opening of a new session, and write it with the first change or read of it.
+
+        *change* opens it. *decide* is the same as it is run now: its result is returned, and nothing is written. Raises
+        what it raises.
+        """
+
     def open_kernel(self, opened: Opened) -> None:
         """See ``kernel.ledger.Ledger.open_kernel``."""
 

@@ -225,6 +225,7 @@ class GroupCommit(Transacts):
     def __init__(self) -> None:
         self._line = Line()
         self._requests = Requests()
+        self._openings = {}
         self._closed = False
         self._pid = os.getpid()
 
@@ -279,6 +280,10 @@ class GroupCommit(Transacts):
 
     def transact_all(self, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
         """Run changes of several callers, all for this thread, in as few transactions as the ledger allows."""
+        unwritten = [self._unwritten(scope) if self._openings else () for scope, _ in changes]
+        if any(unwritten):
+            both = zip(unwritten, changes, strict=True)
+            changes = [self._with_openings(ids, *each) if ids else each for ids, each in both]
         proposals = [Proposal(scope, change) for scope, change in changes]
         works = [self._work(scope, each) for (scope, _), each in zip(changes, proposals, strict=True)]
         requests = [Request(scope, work) for (scope, _), work in zip(changes, works, strict=True)]
@@ -295,9 +300,11 @@ class GroupCommit(Transacts):
             if not isinstance(error, Exception):
                 raise
             failed_together([each for each in requests if not each.over and not each.ran], error)
-        for request, work in zip(requests, works, strict=True):
-            if not request.failed and work.ended:
+        for request, work, ids in zip(requests, works, unwritten, strict=True):
+            if not request.failed:
                 self.released.ended(work.ended)
+                for node_id in ids:
+                    self._openings.pop(node_id, None)
         return [(each.outcome(), request.error) for each, request in zip(proposals, requests, strict=True)]
 
     def _check_ready(self) -> None:

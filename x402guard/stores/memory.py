@@ -30,7 +30,7 @@ from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import below, is_outermost, path, without_idle
 from x402guard.ledger.view import Loaded, Scope
 from x402guard.stores.memory_rows import MemoryRows
-from x402guard.stores.transacts import StoreClock, Transacts
+from x402guard.stores.transacts import OPENED, StoreClock, Transacts
 
 _FORKED: Final = "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
 
@@ -120,7 +120,8 @@ class EndedSessions:
                 self._shown[row["hold"]].append(key)
             elif key not in known:
                 session = key[1].partition(" ")[0].partition("/")[0]
-                if session in self._rows.nodes and session != WALLET:
+                is_new = any(node.id == session for node in change_set.nodes)
+                if (is_new or session in self._rows.nodes) and session != WALLET:
                     self._marks[session].append(key)
         for node in change_set.nodes:
             if node.kind is _SESSION:
@@ -294,6 +295,7 @@ class MemoryStore(Transacts):
         self._rows = _Rows(keeps_idle=keeps_idle, most_ended=most_ended, ended_payments=self.released.ended)
         self._pid = os.getpid()
         self._closed = False
+        self._openings = {}
 
     @override
     def _in_transaction(self, scope: Scope, work: Work) -> None:
@@ -320,6 +322,7 @@ class MemoryStore(Transacts):
 
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
+        self.write_openings(node_id, below=True)
         self._check_readable()
         with self._lock:
             self._rows.ended.refuse((node_id,))
@@ -329,12 +332,14 @@ class MemoryStore(Transacts):
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""
+        self.write_openings(node_id)
         self._check_readable()
         with self._lock:
             return [entry for entry in self._rows.journal.get(node_id, {}).values() if entry.seq > after]
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
+        self.write_openings(under, below=True)
         self._check_readable()
         with self._lock:
             found = list(self._rows.nodes.values())
@@ -389,6 +394,7 @@ class MemoryStore(Transacts):
 
     def tally(self) -> tuple[int, int]:
         """See ``LedgerReads.tally``."""
+        self.write_openings()
         nodes = {node.id: node for node in self._budgets()}
         sessions = [node for node in nodes.values() if node.kind is NodeKind.SESSION and is_outermost(nodes, node)]
         ever = len(sessions) + sum(count for count, _ in self._rows.ended.sums.values())
@@ -396,6 +402,7 @@ class MemoryStore(Transacts):
 
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerStore.path``."""
+        self.write_openings(node_id)
         self._check_readable()
         with self._lock:
             self._rows.ended.refuse((node_id,))
@@ -406,6 +413,7 @@ class MemoryStore(Transacts):
     @contextmanager
     def at_one_moment(self) -> Iterator[Self]:
         """See ``LedgerStore.at_one_moment``. Others wait meanwhile."""
+        self.write_openings()
         with self._lock:
             yield self
 
@@ -431,6 +439,8 @@ class MemoryStore(Transacts):
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
         self._check_readable()
+        if kind == OPENED:
+            self.write_openings()
         with self._lock:
             return {
                 key: value for (of, key), value in self._rows.marks.items() if of == kind and key.startswith(prefix)
@@ -449,4 +459,6 @@ class MemoryStore(Transacts):
 
     def close(self) -> None:
         """See ``LedgerStore.close``."""
+        if not self._closed and self._pid == os.getpid():
+            self._write_last_openings()
         self._closed = True

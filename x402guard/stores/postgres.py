@@ -55,7 +55,7 @@ from x402guard.stores.postgres_server import (
     unavailable,
     unsure,
 )
-from x402guard.stores.transacts import Proposal, StoreClock, system_steady_ms
+from x402guard.stores.transacts import Proposal, StoreClock, Transacts, system_steady_ms
 
 R = TypeVar("R")
 
@@ -68,8 +68,6 @@ _NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
 _MOST_LOCKED: Final = 5
-
-
 _LOST: Final = (
     "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
 )
@@ -93,6 +91,7 @@ class PostgresStore(PostgresReads, GroupCommit):
 
     inline: Final = False
     is_shared: Final = True
+    write_openings = Transacts.write_openings
     row_lock = " FOR NO KEY UPDATE"
     _disk_errors = psycopg.Error
 
@@ -436,6 +435,7 @@ class PostgresStore(PostgresReads, GroupCommit):
     @contextmanager
     def at_one_moment(self) -> Iterator[PostgresMoment]:
         """See ``LedgerStore.at_one_moment``."""
+        self.write_openings()
         with self._one_moment() as server:
             server.say(LOOKS_BY_INDEX)
             yield PostgresMoment(server, self._clock)
@@ -475,6 +475,7 @@ class PostgresStore(PostgresReads, GroupCommit):
         if self._closed or self._pid != os.getpid():
             return
         self._line.check_without_me()
+        self._write_last_openings()
         try:
             joined = self._line.join(self._busy_s)
             with self._read_lock:

@@ -31,6 +31,7 @@ class PostgresReads(SqlReads):
     @override
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerReads.nodes``."""
+        self.write_openings(under, below=True)
         columns, order = names(NODE_COLUMNS), "ORDER BY created_ms, rowid"
         sql, values = f"SELECT {columns}, true FROM nodes {order}", tuple[str, ...]()
         if under is not None:
@@ -55,6 +56,7 @@ class PostgresReads(SqlReads):
     @override
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerReads.path``."""
+        self.write_openings(node_id)
         sql = (
             f"WITH RECURSIVE {above(1)}, {BUSY} SELECT {names(NODE_COLUMNS)}, id IN (SELECT id FROM above) FROM nodes "
             "WHERE id IN (SELECT id FROM above UNION SELECT id FROM busy)"

@@ -43,6 +43,7 @@ class ReadOnlyStore(SqliteStore):
         self._path = path.resolve()
         self._clock = StoreClock(None, None)
         self._closed, self._pid = False, os.getpid()
+        self._openings = {}
         self._is_known = False
         existed = was_used(self._path)  # before the file is read: it may be made in between
         with self._connected() as connection:

@@ -23,7 +23,7 @@ from x402guard.stores.rows import (
     to_node,
     unpacked,
 )
-from x402guard.stores.transacts import StoreClock
+from x402guard.stores.transacts import OPENED, StoreClock
 
 R = TypeVar("R")
 
@@ -99,12 +99,17 @@ class SqlReads(ABC):
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         """Run one query, and return its rows converted."""
 
+    def write_openings(self, node_id: str | None = None, *, below: bool = False) -> None:
+        """See ``Transacts.write_openings``. A look at one moment has none."""
+        del node_id, below
+
     def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
         """Do the same for a few rows, which a signer or a payment waits for."""
         return self._read(convert, sql, values)
 
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerReads.entries``."""
+        self.write_openings(node_id, below=True)
         only = "" if grants else f"AND event NOT IN {GRANTS}"
         inside = "node_id IN (SELECT id FROM below)"  # not a join: SQLite would read the whole journal for it
         sql = f"WITH RECURSIVE {BELOW} {ENTRIES} WHERE {inside} {only} ORDER BY node_id, seq"
@@ -142,6 +147,7 @@ class SqlReads(ABC):
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""
+        self.write_openings(node_id)
         return self._read(to_entry, f"{ENTRIES} WHERE node_id = ? AND seq > ? ORDER BY seq", (node_id, after))
 
     def hold(self, hold_id: str) -> Hold | None:
@@ -151,6 +157,7 @@ class SqlReads(ABC):
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerReads.nodes``."""
+        self.write_openings(under, below=True)
         if under is None:
             return self._read(to_node, f"{NODES} ORDER BY created_ms, rowid")
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
@@ -159,19 +166,23 @@ class SqlReads(ABC):
 
     def current(self, newest: int) -> Sequence[Node]:
         """See ``LedgerReads.current``."""
+        self.write_openings()
         return self._nodes_of(f"SELECT id FROM nodes WHERE {CURRENT} UNION {_NEWEST}", (newest, 0))
 
     def newest(self, most: int, skip: int = 0) -> Sequence[Node]:
         """See ``LedgerReads.newest``."""
+        self.write_openings()
         return self._nodes_of(_NEWEST, (most, skip), with_above=False)
 
     def named(self, word: str, most: int) -> Sequence[Node]:
         """See ``LedgerReads.named``."""
+        self.write_openings()
         sql = f"{_LAST.format('name = ?')} UNION SELECT id FROM nodes WHERE id = ? AND kind <> 'tokens'"
         return self._nodes_of(sql, (word, most, word), with_above=False)[-most:]
 
     def fitting(self, text: str, most: int) -> Sequence[Node]:
         """See ``LedgerReads.fitting``."""
+        self.write_openings()
         like = f"%{_as_pattern(text)}%"
         fits = f"(lower(id) LIKE ? {_ESCAPE} OR lower(name) LIKE ? {_ESCAPE} OR parent_id IN ({_BUDGETS_LIKE}))"
         return self._nodes_of(_LAST.format(fits), (like, like, like, most))
@@ -190,12 +201,14 @@ class SqlReads(ABC):
 
     def tally(self) -> tuple[int, int]:
         """See ``LedgerReads.tally``."""
+        self.write_openings()
         [sessions] = self._read(lambda row: int(row[0]), f"SELECT count(*) {OUTERMOST}", (0,))
         [live] = self._read(lambda row: int(row[0]), LIVE_HOLDS)
         return sessions, live
 
     def path(self, node_id: str) -> Sequence[Node]:
         """See ``LedgerReads.path``."""
+        self.write_openings(node_id)
         sql = f"WITH RECURSIVE {above(1)} {NODES} WHERE id IN (SELECT id FROM above)"
         found = {node.id: node for node in self._look(to_node, sql, (node_id,))}
         return path(found, node_id) if found else []
@@ -206,6 +219,8 @@ class SqlReads(ABC):
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerReads.marks``."""
+        if kind == OPENED:
+            self.write_openings()
         # A range, which the index of the keys has; U+10FFFF is behind every other character.
         sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND key >= ? AND key < ?"
         return {key: value for (_, key), value in self._look(to_mark, sql, (kind, prefix, f"{prefix}\U0010ffff"))}

@@ -46,7 +46,7 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger, strange_parts
-from x402guard.stores.transacts import StoreClock
+from x402guard.stores.transacts import StoreClock, Transacts
 
 R = TypeVar("R")
 
@@ -72,6 +72,7 @@ class SqliteStore(SqlReads, GroupCommit):
     inline: Final = False
     is_shared: Final = False
     may_lose_commits: Final = False
+    write_openings = Transacts.write_openings
     row_lock = ""  # one process writes at a time
     _tallied = (0, 0)
     _unsound = ""
@@ -375,6 +376,7 @@ class SqliteStore(SqlReads, GroupCommit):
     @contextmanager
     def at_one_moment(self) -> Iterator[SqliteMoment]:
         """See ``LedgerStore.at_one_moment``."""
+        self.write_openings()
         with self._connected() as connection:
             yield SqliteMoment(connection, self._clock)
 
@@ -387,6 +389,7 @@ class SqliteStore(SqlReads, GroupCommit):
     @override
     def tally(self) -> tuple[int, int]:
         """See ``LedgerReads.tally``. Only what is newer than at the last time is counted: no row is ever removed."""
+        self.write_openings()
         sql = f"SELECT count(*), max(nodes.rowid) {OUTERMOST}"
         count, last = self._tallied
         [(newer, newest)] = self._read(tuple, sql, (last,))
@@ -402,6 +405,7 @@ class SqliteStore(SqlReads, GroupCommit):
         if self._closed or self._pid != os.getpid():
             return
         self._line.check_without_me()
+        self._write_last_openings()
         with ExitStack() as undo:
             undo.callback(self._line.leave)
             joined = self._line.join(self._busy_s)

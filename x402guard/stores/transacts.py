@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
+from itertools import chain
 from operator import attrgetter
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
+from msgspec.structs import replace
 from typing_extensions import override
 
 from x402guard.assets import TEST_NETWORKS, Asset, built_in
+from x402guard.errors import X402GuardError
 from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, MarkKey, Opened, Token, mark_name
 from x402guard.kernel.ledger import Clock, Ledger
 from x402guard.kernel.rows import Hold, HoldState, Node
@@ -18,6 +22,10 @@ from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
 
 R = TypeVar("R")
+
+
+def _nothing(view: LedgerView) -> None:
+    del view
 
 
 class Proposal(Generic[R]):
@@ -38,10 +46,26 @@ class Proposal(Generic[R]):
         return cast("R", self._result)
 
 
+OPENED: Final = "named"
+"""The kind of the marks that the opening of a session writes."""
+
+
+class Opening(NamedTuple):
+    """A new session that is not written yet: what its opening reads and does."""
+
+    scope: Scope
+    change: Change[object]
+
+
+class _Decided(Exception):  # noqa: N818 - a signal: the change is decided, and is not to be written
+    pass
+
+
 class Transacts(Ledger):
     """A ledger that runs changes: see ``LedgerStore.transact``."""
 
     _clock: StoreClock
+    _openings: dict[str, Opening]
 
     @override
     def clock(self) -> Clock:
@@ -49,9 +73,66 @@ class Transacts(Ledger):
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
+        ids = self._unwritten(scope) if self._openings else ()
+        if ids:
+            scope, change = self._with_openings(ids, scope, change)
         proposal = Proposal(scope, change)
         self.commit(scope, proposal)
+        for node_id in ids:
+            self._openings.pop(node_id, None)
         return proposal.outcome()
+
+    def open_later(self, node_id: str, scope: Scope, change: Change[R], decide: Change[R]) -> R:
+        """See ``LedgerStore.open_later``."""
+        proposal = Proposal(scope, decide)
+
+        def decided(loaded: Loaded) -> ChangeSet:
+            proposal(loaded)
+            raise _Decided
+
+        with suppress(_Decided):
+            self.commit(scope, decided)
+        self._openings[node_id] = Opening(scope, change)
+        return proposal.outcome()
+
+    def _unwritten(self, scope: Scope) -> tuple[str, ...]:
+        """Return the sessions that are not written yet, of a scope's nodes, or whose names it asks for."""
+        roots = {node_id.partition("/")[0] for node_id in scope.nodes}
+        names = {mark for mark in scope.marks if mark[0] == OPENED}
+        named = [each for each, opening in list(self._openings.items()) if names.intersection(opening.scope.marks)]
+        return tuple(sorted({*(roots & self._openings.keys()), *(named if names else ())}))
+
+    def _with_openings(self, ids: tuple[str, ...], scope: Scope, change: Change[R]) -> tuple[Scope, Change[R]]:
+        """Return a scope and a change that open sessions first."""
+        openings = [(node_id, self._openings[node_id]) for node_id in ids if node_id in self._openings]
+        nodes = dict.fromkeys(scope.nodes) | dict.fromkeys(chain(*(each.scope.nodes for _, each in openings)))
+        marks = dict.fromkeys(scope.marks) | dict.fromkeys(chain(*(each.scope.marks for _, each in openings)))
+
+        def both(view: LedgerView) -> R:
+            for node_id, opening in openings:
+                if not view.has_node(node_id):  # another thread may have written it
+                    opening.change(view)
+            return change(view)
+
+        return replace(scope, nodes=tuple(nodes), marks=tuple(marks), durable=True), both
+
+    def write_openings(self, node_id: str | None = None, *, below: bool = False) -> None:
+        """Write the sessions that are not written yet, because somebody reads them.
+
+        *node_id*: that session alone, if it is one of them; *below*: or all that may be below that budget.
+        """
+        if not self._openings:
+            return
+        root = "" if node_id is None else node_id.partition("/")[0]
+        ids = [root] if root in self._openings else list(self._openings) if node_id is None or below else []
+        for each in ids:
+            self.transact(Scope(nodes=(each,), durable=True), _nothing)
+
+    def _write_last_openings(self) -> None:
+        """Write what nobody has read, before the ledger is closed. What cannot be written has spent nothing."""
+        with suppress(X402GuardError):
+            self.write_openings()
+        self._openings.clear()
 
     @override
     def _built_in(self) -> Opened:

@@ -434,7 +434,7 @@ def test_a_child_that_is_named_as_the_run_keeps_no_run_from_being_stopped(tmp_pa
             for called in ("run-42", "job"):
                 assert command("trip", called)[1].startswith("session run-42 (job) is tripped")
                 assert command("reset", called)[0] == 0
-            guard.session("job", budget="$1")
+            assert guard.session("job", budget="$1").spent == 0  # what is read is written
             code, said = command("trip", "job")
             assert code == 2
             assert "'job' may mean 2 of them; name one: session 'job' by id=run-42; session 'job' by id=s_" in said
