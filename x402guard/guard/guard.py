@@ -101,7 +101,7 @@ class Guard(BudgetParent):
         kill_file: a path; while the file exists, every run that wants to spend is tripped.
         max_clock_jump_s: seconds that this machine's clock may run ahead of elapsed time; past it all is refused.
         background_checks: ask the chain about claims in a background thread; without, only ``reconcile`` asks, and a
-            refusal for lack of budget before it is raised.
+            refusal for lack of budget before it is raised. A thread also checks what the ledger's opening has left.
         mode: ``"enforce"``, or ``"shadow"``: the rules refuse nothing that the budget allows, and the report says what
             they would have refused.
         telemetry: send traces and metrics to OpenTelemetry, in the background; ``docs/how-to/telemetry.md``.
