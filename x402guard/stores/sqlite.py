@@ -46,7 +46,7 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger, strange_parts
-from x402guard.stores.transacts import StoreClock, Transacts
+from x402guard.stores.transacts import Proposal, StoreClock, Transacts
 
 R = TypeVar("R")
 
@@ -359,6 +359,18 @@ class SqliteStore(SqlReads, GroupCommit):
             self._check_usable()
             refuse_another_version(self._reader, self._path)
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
+
+    @override
+    def _decide(self, scope: Scope, proposal: Proposal[Any]) -> None:
+        """See ``Transacts``. It reads what the last commit has left, and waits for no turn to write."""
+        self._check_usable()
+        with unavailable("cannot read the ledger", self._path), self._read_lock, one_moment(self._reader):
+            self._check_usable()
+            self._check_place()
+            refuse_another_version(self._reader, self._path)
+            loaded = SqliteRows(self._reader).load(scope, self._clock.read)
+            self.sound.look(loaded.before, keeps_idle=False)
+            proposal(loaded)
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

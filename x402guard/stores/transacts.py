@@ -85,6 +85,12 @@ class Transacts(Ledger):
     def open_later(self, node_id: str, scope: Scope, change: Change[R], decide: Change[R]) -> R:
         """See ``LedgerStore.open_later``."""
         proposal = Proposal(scope, decide)
+        self._decide(scope, proposal)
+        self._openings[node_id] = Opening(scope, change)
+        return proposal.outcome()
+
+    def _decide(self, scope: Scope, proposal: Proposal[Any]) -> None:
+        """Run a decision on the rows of a scope, and write nothing."""
 
         def decided(loaded: Loaded) -> ChangeSet:
             proposal(loaded)
@@ -92,8 +98,6 @@ class Transacts(Ledger):
 
         with suppress(_Decided):
             self.commit(scope, decided)
-        self._openings[node_id] = Opening(scope, change)
-        return proposal.outcome()
 
     def _unwritten(self, scope: Scope) -> tuple[str, ...]:
         """Return the sessions that are not written yet, of a scope's nodes, or whose names it asks for."""
