@@ -238,7 +238,6 @@ class SqliteStore(SqlReads, GroupCommit):
 
     @override
     def _check_place(self) -> None:
-        self._check_file()
         if self._unsound:
             raise unsound(self._path, self._unsound)
 
@@ -288,12 +287,14 @@ class SqliteStore(SqlReads, GroupCommit):
                 self._note_run(batch)  # a signal came just after the commit: nothing of it may run again
                 raise
             self._roll_back()
+            if isinstance(error, Exception):
+                self._check_file()  # it may be no ledger any more that could not be written
             if len(batch) == 1 or not isinstance(error, Exception) or isinstance(error, sqlite3.OperationalError):
                 raise
             self._commit_apart(batch)  # it may be the fault of one of them
             return
+        self._check_file()  # a commit into a file that others do not see is none; once a batch: it takes four looks
         if generation is not None:
-            self._check_file()  # a commit into a file that others do not see is none
             self._turn.note(generation)
         for each in batch:
             each.over = True
@@ -367,6 +368,7 @@ class SqliteStore(SqlReads, GroupCommit):
         with unavailable("cannot read the ledger", self._path), self._read_lock, one_moment(self._reader):
             self._check_usable()
             self._check_place()
+            self._check_file()
             refuse_another_version(self._reader, self._path)
             loaded = SqliteRows(self._reader).load(scope, self._clock.read)
             self.sound.look(loaded.before, keeps_idle=False)
