@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "text.db").write_text("this is a text, and no database\n" * 100)
     (tmp_path / "key.json").write_text(json.dumps(Account.encrypt(KEY, "right", kdf="pbkdf2", iterations=1_000)))
     with make_guard("sqlite:///x402guard.db") as guard:
-        guard.session("s", budget="$1.00")
+        assert guard.session("s", budget="$1.00").id  # so that it is written
     logging.getLogger("x402guard").setLevel(logging.CRITICAL)
     yield tmp_path
     logging.getLogger("x402guard").setLevel(logging.NOTSET)

@@ -1,17 +1,23 @@
 """A session without an id is written with its first hold, or as soon as somebody reads it; one with an id at its opening."""
 
 import asyncio
+import gc
+import signal
+import sys
 import threading
+import time
+from contextlib import suppress
 from decimal import Decimal
 
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import ConfigError, SessionTripped
+from x402guard import ConfigError, LedgerUnavailable, SessionTripped
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.views.books import books_of
 
 
 @pytest.fixture
@@ -94,7 +100,8 @@ def at_one_moment(store):
         lambda guard, session: guard.shell.store.nodes(),
         lambda guard, session: guard.shell.store.nodes(WALLET),
         lambda guard, session: guard.shell.store.entries(WALLET),
-        lambda guard, session: guard.shell.store.path(session.id),
+        lambda guard, session: guard.shell.store.path(session._node_id),
+        lambda guard, session: session.id,
         lambda guard, session: guard.shell.store.current(0),
         lambda guard, session: guard.shell.store.newest(1),
         lambda guard, session: guard.shell.store.named("s", 1),
@@ -109,7 +116,7 @@ def at_one_moment(store):
 def test_who_reads_it_finds_it(guard, written, read):
     session = guard.session("s", budget="$1.00")
     read(guard, session)
-    assert session.id in written()
+    assert session._node_id in written()
 
 
 def test_what_reads_another_budget_writes_nothing(guard, written, store):
@@ -186,7 +193,7 @@ def test_a_change_that_fails_leaves_it_for_the_next_one(guard, store, written):
         raise ValueError("the change")
 
     with pytest.raises(ValueError, match="the change"):
-        store.transact(Scope(nodes=(session.id,), durable=True), fails)
+        store.transact(Scope(nodes=(session._node_id,), durable=True), fails)
     assert written() == []
     session.charge("serp", "$0.01")
     assert written() == [session.id]
@@ -201,3 +208,101 @@ def test_an_id_that_is_the_name_of_one_that_is_not_written_is_refused(guard, wri
     assert written() == ["t"]
     session.charge("serp", "$0.01")
     assert written() == ["t", session.id]
+
+
+def test_a_session_that_nobody_can_use_any_more_is_never_written(guard, store, written):
+    for _ in range(20):
+        guard.session("s", budget="$1.00")
+    gc.collect()
+    assert store._openings == {}
+    assert written() == []
+
+
+def test_the_report_of_a_session_writes_no_other_one(guard, written):
+    used = guard.session("used", budget="$1.00")
+    used.charge("serp", "$0.01")
+    kept = guard.session("not used", budget="$1.00")
+    used.report()
+    assert written() == [used.id]
+    books_of(guard.shell.store, WALLET)
+    assert written() == [used.id, kept.id]
+
+
+def test_many_unused_sessions_slow_no_change_down(guard, store, monkeypatch):
+    session = guard.session("s", budget="$1.00")
+    session.charge("serp", "$0.01")
+    kept = [guard.session(f"s{n}", budget="$1.00") for n in range(50)]
+
+    class Counted(dict):
+        looks = 0
+
+        def __iter__(self):
+            Counted.looks += 1
+            return super().__iter__()
+
+        def items(self):
+            Counted.looks += 1
+            return super().items()
+
+    monkeypatch.setattr(store, "_openings", Counted(store._openings))
+    session.charge("serp", "$0.02")
+    assert (Counted.looks, len(store._openings)) == (0, len(kept))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of Unix")
+@pytest.mark.parametrize("at", ["decided", "change"])
+@pytest.mark.parametrize("then", ["spent", "close", "session"])
+def test_a_signal_handler_may_use_the_guard_while_a_session_is_opened(guard, at, then):
+    session, seen = guard.session("a", budget="$1.00"), []
+    session.charge("serp", "$0.01")
+
+    def handler(*_):
+        acts = {
+            "spent": lambda: session.spent,
+            "close": guard.close,
+            "session": lambda: guard.session("in", budget="$1"),
+        }
+        try:
+            acts[then]()
+            seen.append("done")
+        except LedgerUnavailable:
+            seen.append("refused")
+
+    def traced(frame, *_):
+        if frame.f_code.co_name == at and not raised:
+            raised.append(at)
+            signal.raise_signal(signal.SIGUSR1)
+
+    raised, usual, tracing = [], signal.signal(signal.SIGUSR1, handler), sys.gettrace()
+    sys.settrace(traced)
+    try:
+        with suppress(LedgerUnavailable):  # the guard was closed meanwhile
+            guard.session("b", budget="$1.00")
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR1, usual)
+    assert len(seen) == len(raised)
+
+
+def test_another_process_sees_a_session_a_second_later(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url, budget="$9.00") as guard:
+        session = guard.session("s", budget="$1.00")
+        until_s = time.monotonic() + 20
+        while True:
+            other = open_store(url)
+            seen = [node.name for node in other.nodes() if node.kind == "session"]
+            other.close()
+            if seen:
+                break
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+        assert session.spent == 0
+
+
+def test_an_id_that_is_given_to_another_process_can_be_opened_there(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url, budget="$9.00") as guard, make_guard(url) as other:
+        session = guard.session("s", budget="$1.00")
+        other.session("s", id=session.id).charge("serp", "$0.01")
+        assert session.spent == Decimal("0.01")

@@ -76,8 +76,9 @@ def test_a_process_shows_every_minute_that_it_lives(url, monkeypatch):
 
 def test_a_file_of_one_machine_needs_no_sign(tmp_path):
     with make_guard(f"sqlite:///{tmp_path / 'spend.db'}") as guard:
-        assert guard._heartbeats == ()
+        [sessions] = guard._heartbeats  # which writes its sessions
         assert "seen_ms" not in guard.shell.store.marks("instance", "")[guard.instance]
+    assert not sessions._thread.is_alive()
 
 
 def test_a_session_whose_machine_is_silent_counts_as_ended(url, elsewhere):

@@ -130,7 +130,7 @@ def test_a_guard_on_a_store_that_stays_open_enters_what_an_earlier_one_has_left(
     "lock", ["SELECT FROM x402guard.nodes FOR UPDATE", "LOCK TABLE x402guard.entries IN SHARE MODE"]
 )
 def test_rows_that_a_person_has_locked_are_named_after_ten_seconds(url, lock):
-    with make_guard(url, budget="$1.00") as guard, guard.session("s", budget="$1.00") as session:
+    with make_guard(url, budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
         with psycopg.connect(url) as person:
             person.execute(lock)
             began_s = time.monotonic()

@@ -41,6 +41,7 @@ def mcp(
         closing(guard.session("mcp", budget=f"${format_dollars(limit)}")) as session,
         _input_that_ctrl_c_ends() as interrupted,
     ):
+        guard.shell.store.write_openings()  # so that the owner sees it and can stop it before it spends
         anyio.run(Wallet(session, explainer).run)
     if interrupted.is_set():
         raise typer.Exit(130)

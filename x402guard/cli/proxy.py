@@ -67,6 +67,7 @@ def proxy(
             name: opened.enter_context(closing(guard.session(name, budget=f"${format_dollars(limit)}")))
             for name, limit in budgets.items()
         }
+        guard.shell.store.write_openings()  # so that the owner sees them and can stop them before they spend
         tokens = {name: new_token() for name in sessions}
         own = (host, listening.getsockname()[1])
         app = Proxy(

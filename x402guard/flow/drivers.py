@@ -215,7 +215,7 @@ def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
     return answer
 
 
-def open_later(shell: Shell, node_id: str, scope: Scope, change: Change[R]) -> R:
+def open_later(shell: Shell, scope: Scope, change: Change[R], *, node_id: str) -> R:
     """Decide the opening of a session now, and let it be written with the first change of it. Raises ``LedgerUnavailable``."""
     decided: R = shell.store.open_later(node_id, scope, change, _Change(Transact(scope, change), shell))
     return decided

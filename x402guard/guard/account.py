@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 
-from x402guard.errors import X402GuardError
+from x402guard.errors import LedgerUnavailable, X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
@@ -50,7 +51,9 @@ class Account:
 
     @property
     def id(self) -> str:
-        """Its id in the ledger."""
+        """Its id in the ledger. A session that is not written yet is written now: another process may open it by its id."""
+        with suppress(LedgerUnavailable):  # then its first hold writes it
+            self.shell.store.write_openings(self._node_id)
         return self._node_id
 
     @property
@@ -107,7 +110,7 @@ class Account:
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
 
     def _tripped_with_it(self) -> str:
-        return run_of(self.id)
+        return run_of(self._node_id)
 
     def __repr__(self) -> str:
         what = f"{type(self).__name__}({self._name!r}, id={self._node_id!r}"

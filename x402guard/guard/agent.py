@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -219,8 +220,9 @@ class Endings(Account, AgentSteps):
         failed = self._failed or error is not None
         closing = Closing(self._opener, left_by_refusal=refused, said=self._end, failed=failed)
         if self._ended or self._kind is not NodeKind.SESSION:
-            self._ended = True
-            self._write_end(lambda view: close_node(view, self._node_id, closing))
+            was_ended, self._ended = self._ended, True
+            with suppress(*([ConfigError] if was_ended else [])):  # a ledger in memory may have forgotten it
+                self._write_end(lambda view: close_node(view, self._node_id, closing))
             return
         run_id = run_of(self._node_id)
         try:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio.lowlevel
 
@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
 
     from x402guard.telemetry.otel import Telemetry
+
+_SEEN_S: Final = 1.0
+"""Seconds after which a session without a hold is written."""
 
 
 class Guard(BudgetParent):
@@ -201,11 +204,19 @@ class Guard(BudgetParent):
             raise
 
     def _started(self, store: LedgerStore, *, checks: bool) -> tuple[Heartbeat, ...]:
-        """Start what is done once a minute."""
+        """Start what is done from time to time. Nobody else reads a ledger in memory, so there is nothing to do for it."""
         beats = [Heartbeat(self._beat, "the sign that this process lives cannot be written")] if store.is_shared else []
+        if beats or isinstance(store, CheckedInParts):
+            beats.append(
+                Heartbeat(self._show_sessions, "a session cannot be written", first_s=_SEEN_S, every_s=_SEEN_S)
+            )
         if checks and isinstance(store, CheckedInParts):
-            beats.append(Heartbeat(self._check_on, "the ledger cannot be checked"))
+            beats.append(Heartbeat(self._check_on, "the ledger cannot be checked", first_s=1.0))
         return tuple(beats)
+
+    def _show_sessions(self) -> None:
+        """Write the sessions that have no hold yet: who looks from another process sees them, and can stop them."""
+        self.shell.store.write_openings(older_s=_SEEN_S)
 
     def _check_on(self) -> None:
         """Check what of the ledger its opening has left."""

@@ -147,10 +147,7 @@ class Session(Charges, Endings):
         quotes: Quotes = (),
         later: bool = False,
     ) -> Session:
-        """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``.
-
-        *later*: it is new, and is written with its first hold.
-        """
+        """Open or resume a node and its token budget; *later*: a new one is written with its first hold. Raises ``ConfigError``."""
         given = as_budget(tokens)
         around = parent._path_ids() if parent is not None else ()
         check_tokens(basis.shell, (request.id, *around), given)
@@ -164,20 +161,24 @@ class Session(Charges, Endings):
                 f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
             )
         own = tokens_node(request.id)
-        opens = (parent is None or given is not None) and (given is None or given.kept_in(basis.shell) is None)
-        scope = opening_scope(request, *((own,) if opens else ()))
+        has_own = (parent is None or given is not None) and (given is None or given.kept_in(basis.shell) is None)
+        scope = opening_scope(request, *((own,) if has_own else ()))
 
         def change(view: LedgerView) -> Node:
             node = open_node(view, request)
-            if opens:
+            if has_own:
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        node = open_later(basis.shell, request.id, scope, change) if later else transact_now(basis.shell, scope, change)
-        return cls(basis, node, request.opener, parent, tokens=given, reach=reach, quotes=quotes)
+        opens = partial(open_later, node_id=request.id) if later else transact_now
+        node = opens(basis.shell, scope, change)
+        session = cls(basis, node, request.opener, parent, tokens=given, reach=reach, quotes=quotes)
+        if later:  # one that nobody has used, and nobody can use any more, is never written
+            weakref.finalize(session.tokens, basis.shell.store.forget_opening, node.id).atexit = False
+        return session
 
     def _report_id(self) -> str:
-        return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
+        return self._parent._node_id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
 
     @property
     def has_ended(self) -> bool:
@@ -480,7 +481,7 @@ class Session(Charges, Endings):
     def _tripped_with_it(self) -> str:
         """Return what ``trip`` stops: the run; for a worker and what is inside it, the session of its task."""
         worker = self._worker()
-        return run_of(self.id) if worker is None else worker.id
+        return run_of(self._node_id) if worker is None else worker.id
 
     def _worker(self) -> Session | None:
         """Return the session of the task that this one works for, if any."""

@@ -200,6 +200,16 @@ class LedgerStore(LedgerReads, Protocol):
         what it raises.
         """
 
+    def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
+        """Write the sessions that are decided and not written. Raises ``LedgerUnavailable``.
+
+        *node_id*: that session alone, if it is one of them; *below*: or all that may be below that budget; *older_s*:
+        those alone that were decided so many seconds ago.
+        """
+
+    def forget_opening(self, node_id: str) -> None:
+        """Forget a session that is decided and not written: nothing can use it any more."""
+
     def open_kernel(self, opened: Opened) -> None:
         """See ``kernel.ledger.Ledger.open_kernel``."""
 
@@ -210,8 +220,11 @@ class LedgerStore(LedgerReads, Protocol):
     def sign(self, signer: Signs, hold: Hold, *, within: str) -> bytes:
         """See ``kernel.ledger.Ledger.sign``."""
 
-    def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
-        """Give the ledger as it stands at one moment: all that is read of it agrees, while others go on writing."""
+    def at_one_moment(self, node_id: str | None = None) -> AbstractContextManager[LedgerReads]:
+        """Give the ledger as it stands at one moment: all that is read of it agrees, while others go on writing.
+
+        *node_id*: only that budget and what is below it are asked for.
+        """
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """Return the ids of all payments whose chain state can still change, oldest first.

@@ -125,6 +125,7 @@ class Found(NamedTuple):
         read: how many entries were read.
         parts: the parts that are to be noted.
         is_over: True if nothing is left that was not checked.
+        is_compared: True if the balances of all budgets that are not quiet were compared.
     """
 
     problems: Sequence[str] = ()
@@ -132,6 +133,7 @@ class Found(NamedTuple):
     read: int = 0
     parts: Sequence[Part] = ()
     is_over: bool = True
+    is_compared: bool = False
 
     @property
     def is_worth_noting(self) -> bool:
@@ -172,6 +174,7 @@ def _beside(query: Query, parts: Sequence[Part], held: Mapping[str, int], most: 
     if problems:
         return Found(problems)
     found = _walked(query, nodes, grown, known, most.entries)
+    found = found._replace(is_compared=not found.problems)
     if found.problems or not found.is_over:
         return found
     loud = _loud(query, {node.id: node for node in nodes}, held)
@@ -280,6 +283,8 @@ def check_part(query: Query, part: Part) -> Found:
         return Found()
     sql = f"SELECT rowid, {names(NODE_COLUMNS)} FROM nodes WHERE rowid > ? AND rowid <= ? ORDER BY rowid"
     rows = [(int(row[0]), to_node(row[1:])) for row in query(sql, (part.first, part.last))]
+    if not rows:
+        return Found([f"the budgets of the rows {part.first + 1} to {part.last} are gone"])
     return _next_part(query, rows, (part.first, part.last), EVERYTHING.entries)
 
 
@@ -297,6 +302,12 @@ class Checks:
 
     def go_on(self, query: Query) -> Found:
         """Check some of it, for some ten milliseconds. ``is_over`` says that nothing is left until more is written."""
+        try:
+            return self._go_on(query)
+        except UnreadableRecord as error:
+            return Found([str(error)])
+
+    def _go_on(self, query: Query) -> Found:
         if not self._has_read:
             found = check_on(query, WORTH_NOTING)
             self._has_read = found.is_over
@@ -324,6 +335,8 @@ def _walked(
     is_over = len(whole) == len(grown)
     some, limit = (whole, most) if whole or not grown else (grown[:1], most)
     read = list(_later(query, some, known, limit))
+    if len(read) < min(limit, sum(node.seq - known.get(node.id, UNREAD).seq for node in some)):
+        return Found([f"budget {some[0].id!r}: its row, or that of one after it, names more entries than there are"])
     rows: list[HoldRow] | None = None
     if whole or not grown:  # no end of a hold of theirs is missing
         ids = [node.id for node in (nodes if is_over else whole)]

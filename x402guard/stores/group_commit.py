@@ -299,7 +299,8 @@ class GroupCommit(Transacts):
                 self._requests.withdraw(each, self._busy_s)
             if not isinstance(error, Exception):
                 raise
-            failed_together([each for each in requests if not each.over and not each.ran], error)
+            # Also those that ran: a commit into a file that others do not see is none.
+            failed_together([each for each in requests if not each.over], error)
         for request, work, ids in zip(requests, works, unwritten, strict=True):
             if not request.failed:
                 self.released.ended(work.ended)

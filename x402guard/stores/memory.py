@@ -19,11 +19,11 @@ from typing import Any, Final, Self
 from typing_extensions import override
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.kernel.change_set import MONEY_MARKS, ChangeSet, MarkKey
+from x402guard.kernel.change_set import ChangeSet, MarkKey
 from x402guard.kernel.commit import NAMED
 from x402guard.kernel.leaving import Leaving, Said, is_final, leave
 from x402guard.kernel.ledger import Clock, Work
-from x402guard.kernel.rows import WALLET, Delivery, Entry, Hold, HoldKind, HoldState, Node, NodeKind
+from x402guard.kernel.rows import WALLET, Delivery, Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.token_budget import tokens_node
@@ -39,10 +39,17 @@ MOST_ENDED: Final = 1_000
 """The default of ``memory_sessions``: how many sessions that have ended a ledger in memory keeps."""
 
 _SESSION, _WALLET, _BUDGET = NodeKind.SESSION, NodeKind.WALLET, NodeKind.BUDGET
+_PARTS: Final = (NodeKind.SESSION, NodeKind.SCOPE)
 _AT_ONCE: Final = 20
 _GRANTS_KEPT: Final = 1_000
-_STAY: Final = frozenset({*MONEY_MARKS, "delegation", "input", "inputs", "wait", "action", "actions", "approval"})
+_STAY: Final = frozenset({"delegation", "input", "inputs", "wait", "action", "actions"})
 """Marks that somebody may still wait for: a session with one of them stays."""
+_OF_RUN: Final = _STAY | {
+    "agent_steps", "bought", "breaker", "calls", "cycle", "doubted", "llm_estimated", "loop", "loop_refused", "loop_reset",
+    "new_payees", "once", "owner_limit", "paid_to", "refusal", "refusals", "refused_what", "spike", "spike_tokens", "state",
+    "step", "steps", "streak", "tokens_soft", "unapproved", "velocity",
+}  # fmt: skip
+"""Marks whose keys begin with the id of a session, or of a part of it."""
 _SHOWN: Final = frozenset({"proof", "receipt"})
 """Marks that say which payment a transaction was shown for: of a forgotten one they say that it is another one's."""
 _GONE: Final[Mapping[str, Any]] = {"hold": "forgotten"}
@@ -93,6 +100,7 @@ class EndedSessions:
         self._kept: dict[str, None] = {}
         self._marks: defaultdict[str, list[MarkKey]] = defaultdict(list)
         self._trim_at: dict[str, int] = {}
+        self._below: defaultdict[str, list[str]] = defaultdict(list)
         self._shown: defaultdict[str, list[MarkKey]] = defaultdict(list)
         self.forgotten, self.shown = Forgotten(), Forgotten()
         self.sums: dict[str, tuple[int, int]] = {}
@@ -114,18 +122,23 @@ class EndedSessions:
 
         Their keys begin with its id.
         """
-        known = self._rows.marks
+        known, nodes = self._rows.marks, self._rows.nodes
         for key, row in change_set.marks:
-            if key[0] in _SHOWN:
-                self._shown[row["hold"]].append(key)
-            elif key not in known:
-                session = key[1].partition(" ")[0].partition("/")[0]
-                is_new = any(node.id == session for node in change_set.nodes)
-                if (is_new or session in self._rows.nodes) and session != WALLET:
-                    self._marks[session].append(key)
+            if key not in known:
+                kind = key[0]
+                if kind in _OF_RUN:
+                    self._marks[key[1].partition(" ")[0].partition("/")[0]].append(key)
+                elif kind in _SHOWN:
+                    self._shown[row["hold"]].append(key)
+                elif kind == OPENED:
+                    self._marks[row["id"]].append(key)
+                elif kind == "approval":
+                    self._marks[row["session"].partition("/")[0]].append(key)
         for node in change_set.nodes:
+            if node.kind in _PARTS and node.id not in nodes and "/" in node.id:
+                self._below[node.parent_id or ""].append(node.id)
             if node.kind is _SESSION:
-                if node.closed_ms is not None and is_outermost(self._rows.nodes, node):
+                if node.closed_ms is not None and is_outermost(nodes, node):
                     self._ended[node.id] = None
                     self.are_too_many = self._rows.find_busy is None and len(self._ended) >= self._most + _AT_ONCE
                 else:  # it goes on
@@ -136,14 +149,13 @@ class EndedSessions:
 
     def forget_oldest(self, now_ms: int, memory_ms: int) -> None:
         """Forget the oldest sessions above the number. A purchase stays for *memory_ms*, and with it its session."""
-        below: defaultdict[str | None, list[Node]] = defaultdict(list)
-        for node in self._rows.nodes.values():
-            below[node.parent_id].append(node)
         oldest = [*islice(self._ended, len(self._ended) - self._most)]
         for session in [*islice(self._kept, _AT_ONCE), *oldest]:
             if session not in self._rows.nodes:
+                self._ended.pop(session, None)
+                self._kept.pop(session, None)
                 continue
-            tree = list(_tree(session, self._rows.nodes, below))
+            tree = list(self._tree(session))
             holds = list({hold.id: hold for node in tree for hold in self._holds(node.id)}.values())
             if self._may_go(session, tree, holds, now_ms - memory_ms):
                 self._forget(session, tree, holds)
@@ -153,6 +165,16 @@ class EndedSessions:
                 self._kept[session] = None  # behind the others that stay, until it is looked at again
             self._ended.pop(session, None)
         self.are_too_many = False
+
+    def _tree(self, session: str) -> Iterator[Node]:
+        """Yield a session, all below it, and the nodes that count their tokens."""
+        nodes, waiting = self._rows.nodes, [session]
+        for node_id in waiting:
+            yield nodes[node_id]
+            waiting += self._below.get(node_id, ())
+            tokens = nodes.get(tokens_node(node_id))
+            if tokens is not None:
+                yield tokens
 
     def _holds(self, node_id: str) -> Iterator[Hold]:
         for entry in self._journal.get(node_id, {}).values():
@@ -165,14 +187,20 @@ class EndedSessions:
             node.held or node.live or (node.closed_ms is None and node.kind is not NodeKind.TOKENS) for node in tree
         ):
             return False
-        if any(kind in _STAY for kind, _ in self._marks.get(session, ())):
-            return False
+        for mark in self._marks.get(session, ()):
+            row = self._rows.marks.get(mark, {})
+            if mark[0] in _STAY or (mark[0] == "approval" and not row.get("taken")):
+                return False
         return all(self._is_over(hold, bought_before_ms) for hold in holds)
 
     def _is_over(self, hold: Hold, bought_before_ms: int) -> bool:
-        """True for a hold that nobody asks for any more: it is final, or nothing can show more than what it counts."""
+        """True for a hold that nobody asks for any more: it is final, or nothing can show more than what it counts.
+
+        A late end of one that has lapsed corrects it.
+        """
         is_remembered = hold.purchase_key is not None and hold.purchase_key.startswith(NAMED)
-        if is_remembered and hold.closed_ms >= bought_before_ms:
+        has_lapsed = hold.evidence is Evidence.ASSUMED and hold.closed_ms >= hold.deadline_unix * 1000
+        if (is_remembered or has_lapsed) and hold.closed_ms >= bought_before_ms:
             return False
         return is_final(hold) or (self.asks_chains is False and _counts_all(hold))
 
@@ -194,6 +222,7 @@ class EndedSessions:
         for node in reversed(left.nodes):
             self._journal.pop(node.id, None)
             rows.nodes.pop(node.id, None)
+            self._below.pop(node.id, None)
         gone = left.nodes[0]
         count, nanos = self.sums.get(gone.parent_id or WALLET, (0, 0))
         self.sums[gone.parent_id or WALLET] = (count + 1, nanos + gone.spent)
@@ -218,17 +247,6 @@ def _counts_all(hold: Hold) -> bool:
     """True for a payment that counts its whole ceiling on its server's word, and whose answer was handed over."""
     is_whole = hold.state is HoldState.CAPTURED and hold.captured >= hold.amount
     return is_whole and hold.delivery in (Delivery.DONE, Delivery.FORGIVEN)
-
-
-def _tree(session: str, nodes: dict[str, Node], below: dict[str | None, list[Node]]) -> Iterator[Node]:
-    """Yield a session, all below it, and the nodes that count their tokens."""
-    waiting = [nodes[session]]
-    for node in waiting:
-        yield node
-        waiting += below.get(node.id, ())
-        tokens = nodes.get(tokens_node(node.id))
-        if tokens is not None:
-            yield tokens
 
 
 class _Rows(MemoryRows):
@@ -411,9 +429,9 @@ class MemoryStore(Transacts):
             return found if find_busy is None else without_idle(found, {node.id: node for node in find_busy()})
 
     @contextmanager
-    def at_one_moment(self) -> Iterator[Self]:
+    def at_one_moment(self, node_id: str | None = None) -> Iterator[Self]:
         """See ``LedgerStore.at_one_moment``. Others wait meanwhile."""
-        self.write_openings()
+        self.write_openings(node_id, below=True)
         with self._lock:
             yield self
 
@@ -442,9 +460,11 @@ class MemoryStore(Transacts):
         if kind == OPENED:
             self.write_openings()
         with self._lock:
-            return {
+            found = {
                 key: value for (of, key), value in self._rows.marks.items() if of == kind and key.startswith(prefix)
             }
+            is_gone = kind in _SHOWN and f"{kind} {prefix}" in self._rows.ended.shown
+            return found | {prefix: _GONE} if is_gone and prefix not in found else found
 
     def as_of_ms(self) -> None:
         """See ``LedgerStore.as_of_ms``."""

@@ -37,7 +37,7 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
     ("holds", HOLD_COLUMNS, "ORDER BY rowid"),
     ("entries", ENTRY_COLUMNS, "ORDER BY node_id, seq"),
     # How far the file was checked says nothing there.
-    ("marks", ("kind", "key", "value"), "WHERE kind NOT IN ('checked', 'quiet')"),
+    ("marks", ("kind", "key", "value"), "WHERE kind NOT IN ('checked', 'part', 'quiet')"),
     ("archived", Archived.__struct_fields__, ""),
 )
 

@@ -433,9 +433,9 @@ class PostgresStore(PostgresReads, GroupCommit):
         return int(found[1]) if found[0] else None
 
     @contextmanager
-    def at_one_moment(self) -> Iterator[PostgresMoment]:
+    def at_one_moment(self, node_id: str | None = None) -> Iterator[PostgresMoment]:
         """See ``LedgerStore.at_one_moment``."""
-        self.write_openings()
+        self.write_openings(node_id, below=True)
         with self._one_moment() as server:
             server.say(LOOKS_BY_INDEX)
             yield PostgresMoment(server, self._clock)

@@ -99,9 +99,9 @@ class SqlReads(ABC):
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         """Run one query, and return its rows converted."""
 
-    def write_openings(self, node_id: str | None = None, *, below: bool = False) -> None:
-        """See ``Transacts.write_openings``. A look at one moment has none."""
-        del node_id, below
+    def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
+        """See ``LedgerStore.write_openings``. A look at one moment has none."""
+        del node_id, below, older_s
 
     def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
         """Do the same for a few rows, which a signer or a payment waits for."""

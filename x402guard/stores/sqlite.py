@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 _CREATING: Final = threading.Lock()
 _MARKS_AT_ONCE: Final = 500
-_CLOSE_S: Final = 2.0  # seconds that a close waits for another process
+_CLOSE_S: Final = 2.0  # seconds that a close waits for another process, or for a reader
 
 
 class SqliteStore(SqlReads, GroupCommit):
@@ -133,7 +133,7 @@ class SqliteStore(SqlReads, GroupCommit):
         except LedgerUnavailable:
             self.close()
             raise
-        self._checks = Checks(is_whole=found.is_over)
+        self._checks = Checks(is_whole=found.is_compared)
         self._note_checked(found)
 
     def check_on(self) -> bool:
@@ -146,12 +146,12 @@ class SqliteStore(SqlReads, GroupCommit):
         if found.problems:
             self._unsound = found.problems[0]
             raise unsound(self._path, found.problems[0])
-        self._note_checked(found)
-        return found.is_over
+        return not self._note_checked(found) or found.is_over
 
-    def _note_checked(self, found: Found) -> None:
+    def _note_checked(self, found: Found) -> bool:
+        """Note what was checked. Returns False if it cannot be written: then the next piece would be the same."""
         if not found.is_worth_noting:
-            return
+            return True
         notes: list[tuple[MarkKey, Checked | Part]] = [
             (checked_mark(each), found.journals[each]) for each in found.journals
         ]
@@ -160,6 +160,8 @@ class SqliteStore(SqlReads, GroupCommit):
             for start in range(0, len(notes), _MARKS_AT_ONCE):
                 some = {key: to_builtins(said) for key, said in notes[start : start + _MARKS_AT_ONCE]}
                 self.transact(Scope(marks=tuple(some)), partial(_put_all, some))
+            return True
+        return False
 
     def audit(self, *, archives: bool = True) -> Sequence[str]:
         """See ``Audited.audit``."""
@@ -363,14 +365,12 @@ class SqliteStore(SqlReads, GroupCommit):
 
     @override
     def _decide(self, scope: Scope, proposal: Proposal[Any]) -> None:
-        """See ``Transacts``. It reads what the last commit has left, and waits for no turn to write."""
-        self._check_usable()
-        with unavailable("cannot read the ledger", self._path), self._read_lock, one_moment(self._reader):
-            self._check_usable()
-            self._check_place()
-            self._check_file()
-            refuse_another_version(self._reader, self._path)
-            loaded = SqliteRows(self._reader).load(scope, self._clock.read)
+        """See ``Transacts``. By a connection of its own, which no signal can leave open, and which waits for no turn."""
+        self._check_ready()
+        self._check_place()
+        self._check_file()
+        with self._connected() as connection, one_moment(connection):
+            loaded = SqliteRows(connection).load(scope, self._clock.read)
             self.sound.look(loaded.before, keeps_idle=False)
             proposal(loaded)
 
@@ -388,9 +388,9 @@ class SqliteStore(SqlReads, GroupCommit):
             yield connection
 
     @contextmanager
-    def at_one_moment(self) -> Iterator[SqliteMoment]:
+    def at_one_moment(self, node_id: str | None = None) -> Iterator[SqliteMoment]:
         """See ``LedgerStore.at_one_moment``."""
-        self.write_openings()
+        self.write_openings(node_id, below=True)
         with self._connected() as connection:
             yield SqliteMoment(connection, self._clock)
 
@@ -433,6 +433,7 @@ class SqliteStore(SqlReads, GroupCommit):
             # against this connection. So the turn is taken, lest the journal is removed while such a child commits.
             if self._turn.take(_CLOSE_S):
                 with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
+                    self._writer.execute(f"PRAGMA busy_timeout = {round(_CLOSE_S * 1000)}")
                     self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from x402guard.assets import TEST_NETWORKS, Asset, built_in
-from x402guard.errors import X402GuardError
+from x402guard.errors import ConfigError, X402GuardError
 from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, MarkKey, Opened, Token, mark_name
 from x402guard.kernel.ledger import Clock, Ledger
-from x402guard.kernel.rows import Hold, HoldState, Node
+from x402guard.kernel.rows import WALLET, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
 
@@ -51,10 +51,11 @@ OPENED: Final = "named"
 
 
 class Opening(NamedTuple):
-    """A new session that is not written yet: what its opening reads and does."""
+    """A new session that is not written yet: what its opening reads and does, and when it was decided."""
 
     scope: Scope
     change: Change[object]
+    since_s: float
 
 
 class _Decided(Exception):  # noqa: N818 - a signal: the change is decided, and is not to be written
@@ -66,6 +67,7 @@ class Transacts(Ledger):
 
     _clock: StoreClock
     _openings: dict[str, Opening]
+    _closed: bool
 
     @override
     def clock(self) -> Clock:
@@ -86,8 +88,12 @@ class Transacts(Ledger):
         """See ``LedgerStore.open_later``."""
         proposal = Proposal(scope, decide)
         self._decide(scope, proposal)
-        self._openings[node_id] = Opening(scope, change)
+        self._openings[node_id] = Opening(scope, change, time.monotonic())
         return proposal.outcome()
+
+    def forget_opening(self, node_id: str) -> None:
+        """Forget a session that is not written: nothing can use it any more."""
+        self._openings.pop(node_id, None)
 
     def _decide(self, scope: Scope, proposal: Proposal[Any]) -> None:
         """Run a decision on the rows of a scope, and write nothing."""
@@ -102,9 +108,11 @@ class Transacts(Ledger):
     def _unwritten(self, scope: Scope) -> tuple[str, ...]:
         """Return the sessions that are not written yet, of a scope's nodes, or whose names it asks for."""
         roots = {node_id.partition("/")[0] for node_id in scope.nodes}
-        names = {mark for mark in scope.marks if mark[0] == OPENED}
-        named = [each for each, opening in list(self._openings.items()) if names.intersection(opening.scope.marks)]
-        return tuple(sorted({*(roots & self._openings.keys()), *(named if names else ())}))
+        found = {root for root in roots if root in self._openings}
+        if names := {mark for mark in scope.marks if mark[0] == OPENED}:
+            others = list(self._openings.items())
+            found.update(each for each, opening in others if names.intersection(opening.scope.marks))
+        return tuple(sorted(found))
 
     def _with_openings(self, ids: tuple[str, ...], scope: Scope, change: Change[R]) -> tuple[Scope, Change[R]]:
         """Return a scope and a change that open sessions first."""
@@ -120,17 +128,19 @@ class Transacts(Ledger):
 
         return replace(scope, nodes=tuple(nodes), marks=tuple(marks), durable=True), both
 
-    def write_openings(self, node_id: str | None = None, *, below: bool = False) -> None:
-        """Write the sessions that are not written yet, because somebody reads them.
-
-        *node_id*: that session alone, if it is one of them; *below*: or all that may be below that budget.
-        """
-        if not self._openings:
+    def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
+        """Write the sessions that are not written yet, because somebody reads them. See ``LedgerStore.write_openings``."""
+        if not self._openings or self._closed:
             return
         root = "" if node_id is None else node_id.partition("/")[0]
-        ids = [root] if root in self._openings else list(self._openings) if node_id is None or below else []
-        for each in ids:
-            self.transact(Scope(nodes=(each,), durable=True), _nothing)
+        is_above = node_id is None or (below and (root == WALLET or root.startswith("budget:")))
+        for each in [root] if root in self._openings else list(self._openings) if is_above else []:
+            opening = self._openings.get(each)  # another thread may have written it
+            if opening is not None and time.monotonic() - opening.since_s >= older_s:
+                try:
+                    self.transact(Scope(nodes=(each,), durable=True), _nothing)
+                except ConfigError:  # it cannot be opened any more, or has ended and is forgotten: nobody can see it
+                    self._openings.pop(each, None)
 
     def _write_last_openings(self) -> None:
         """Write what nobody has read, before the ledger is closed. What cannot be written has spent nothing."""

@@ -83,7 +83,7 @@ class Books:
 
 def books_of(store: LedgerStore, node_id: str) -> Books:
     """Return the books of any node of a ledger at one moment. Raises ``ConfigError`` if there is no such node."""
-    with store.at_one_moment() as ledger:
+    with store.at_one_moment(node_id) as ledger:
         nodes = nodes_of(ledger, node_id)
         if node_id not in nodes:
             raise ConfigError(f"session: there is no session {node_id!r} in this ledger")

@@ -184,3 +184,17 @@ def test_on_trio():
         return await asked(store, put(1), scope_of(1))
 
     assert trio.run(main) == 1
+
+
+@pytest.mark.parametrize("many", [1, 5])
+def test_a_change_into_a_file_that_is_gone_is_not_told_as_written(tmp_path, many):
+    path = tmp_path / "l.db"
+    store = open_store(f"sqlite:///{path}")
+
+    async def main():
+        await asked(store, put(99), scope_of(99))
+        for each in ("", "-wal", "-shm"):
+            (tmp_path / f"l.db{each}").unlink()
+        return await asyncio.gather(*(asked(store, put(n), scope_of(n)) for n in range(many)), return_exceptions=True)
+
+    assert [type(each) for each in asyncio.run(main())] == [LedgerUnavailable] * many

@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -346,3 +346,71 @@ def test_a_small_ledger_has_no_part(tmp_path):
         assert dict(
             raw.execute("SELECT kind, count(*) FROM marks WHERE kind IN ('checked', 'part') GROUP BY kind")
         ).keys() == {"checked"}
+
+
+def in_the_background(url, most=400):
+    """What the background of one instance finds in the end."""
+    store = open_store(url)
+    try:
+        for _ in range(most):
+            if store.check_on():
+                return None
+    except LedgerUnavailable as error:
+        return str(error)
+    finally:
+        with suppress(LedgerUnavailable):
+            store.close()
+    raise AssertionError("it never ends")
+
+
+def forty_cents_less(path, node_id):
+    """Edit a budget and what is above it, so that no balance differs."""
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.execute(
+            "UPDATE nodes SET captured = captured - 40000000, granted_in = granted_in - 40000000 WHERE id = ?",
+            (node_id,),
+        )
+        raw.execute("UPDATE nodes SET granted_out = granted_out - 40000000 WHERE id = 'wallet'")
+
+
+def test_more_open_budgets_than_an_opening_reads_are_compared_in_the_background(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "PART", 4)
+        patch.setattr(check_since, "__defaults__", (AT_OPENING._replace(budgets=12),))
+        with make_guard(url, budget="$9.00") as guard:
+            for number in range(16):
+                guard.session(f"s{number}", budget="$0.10", id=f"s{number}").charge("search", "$0.05")
+        for _ in range(12):
+            assert in_the_background(url) is None
+        forty_cents_less(tmp_path / "l.db", "s3")
+        found = [in_the_background(url) for _ in range(2)]
+    assert any(each is not None and "is inconsistent: budget" in each for each in found), found
+
+
+def test_a_number_in_a_row_that_promises_more_entries_hides_nothing(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url, budget="$1.00") as guard:
+        for number in range(4):
+            guard.session(f"s{number}", budget="$0.10", id=f"s{number}").charge("search", "$0.05")
+        with guard.session("old", budget="$0.10", id="old") as old:
+            old.charge("search", "$0.01")
+    with closing(sqlite3.connect(tmp_path / "l.db")) as raw, raw:
+        raw.execute("UPDATE nodes SET seq = seq + 60000 WHERE id = 'old'")
+    forty_cents_less(tmp_path / "l.db", "s3")
+    with pytest.raises(LedgerUnavailable, match="is inconsistent: budget"):
+        raise LedgerUnavailable(in_the_background(url) or "nothing is found")
+
+
+def test_a_row_that_cannot_be_read_is_found_in_the_background(unchecked):
+    assert checked_in_pieces(unchecked, Checks(is_whole=False))[0] == ()
+    unchecked.execute("UPDATE nodes SET kind = 'zz' WHERE id = 'over2'")
+    assert checked_in_pieces(unchecked, Checks(is_whole=True))[0]
+
+
+def test_a_part_without_rows_is_found(unchecked):
+    assert checked_in_pieces(unchecked, Checks(is_whole=False))[0] == ()
+    part = noted(unchecked)[0]
+    unchecked.execute("PRAGMA foreign_keys = OFF")
+    unchecked.execute("DELETE FROM nodes WHERE rowid > ? AND rowid <= ?", (part["first"], part["last"]))
+    assert checked_in_pieces(unchecked, Checks(is_whole=True))[0]

@@ -183,3 +183,97 @@ def test_a_named_purchase_keeps_its_session_for_as_long_as_it_is_remembered():
         for number in range(20):
             ended(guard, f"t{number}")
         assert "paid" not in names(guard)
+
+
+def test_the_marks_of_a_host_are_no_sessions(guard):
+    """An id may be the name of a host; what is known of the host outlasts the session."""
+    fetch_in(guard, "courts.example")
+    of_host = {key for key in guard.shell.store._rows.marks if key[1].partition(" ")[0] == "courts.example"}
+    assert of_host
+    for number in range(20):
+        ended(guard, f"s{number}")
+    assert "courts.example" not in {node.id for node in guard.shell.store.newest(1_000)}
+    left = {key for key in guard.shell.store._rows.marks if key in of_host}
+    assert {key[0] for key in of_host - left} <= memory._OF_RUN
+
+
+def fetch_in(guard, session_id):
+    with guard.session("s", budget="$0.50", id=session_id) as session:
+        fetch("sync", session, Shop(), url=URL)
+
+
+def test_an_hour_of_names_and_payments_adds_a_payment_and_its_host_alone(guard):
+    """What a payment leaves is its transaction and its purchase; other marks and indexes go with their session."""
+
+    def sizes():
+        rows = guard.shell.store._rows
+        held = rows.ended
+        marks = [key for key in rows.marks if key[0] not in memory._SHOWN]
+        return len(marks), len(rows.nodes), len(rows.holds), len(held._below), len(held._shown), len(held._marks)
+
+    def some(first, count):
+        for number in range(first, first + count):
+            with guard.session(f"request-{number}", budget="$0.10") as session:
+                session.charge("serp", "$0.001")
+                with session.child("part", budget="$0.01"):
+                    pass
+                fetch("sync", session, Shop(), url=f"{URL}?n={number}")
+
+    some(0, 30)
+    before = sizes()
+    some(100, 60)
+    assert all(new <= old + 25 for old, new in zip(before, sizes(), strict=True)), (before, sizes())
+
+
+def test_sessions_that_stay_do_not_slow_the_others_down(guard):
+    looked = 0
+    usual = memory.EndedSessions._tree
+
+    def tree(self, session):
+        nonlocal looked
+        for node in usual(self, session):
+            looked += 1
+            yield node
+
+    memory.EndedSessions._tree = tree
+    try:
+        left = []
+        for number in range(200):
+            with guard.session(f"s{number}", budget="$0.01") as session:
+                left.append(session.child("never closed", budget="$0.001"))
+    finally:
+        memory.EndedSessions._tree = usual
+    assert looked < 200 * 2 * 3
+
+
+def test_a_late_end_of_a_hold_that_lapsed_is_counted():
+    clock = Clock()
+    store = open_store("memory://", clock_ms=clock, memory_sessions=MOST)
+    with make_guard(store, budget="$9.00") as guard:
+        session = guard.session("held", budget="$0.50")
+        hold = session.hold("render", up_to="$0.20")
+        hold.__enter__()
+        session.close()
+        clock.tick(1_000)
+        for number in range(20):
+            ended(guard, f"s{number}")
+        assert "held" in names(guard)
+        hold.__exit__(None, None, None)
+        assert guard.shell.store.outstanding() == []
+
+
+def test_closing_again_what_is_forgotten_does_nothing(guard):
+    session = ended(guard, "first")
+    for number in range(20):
+        ended(guard, f"s{number}")
+    session.close()
+    session.__exit__(None, None, None)
+
+
+def test_a_receipt_of_a_forgotten_payment_is_known_to_who_reads_it(guard):
+    fetch_in(guard, "paid")
+    [(kind, transaction)] = [key for key in guard.shell.store._rows.marks if key[0] == "receipt"]
+    for number in range(20):
+        ended(guard, f"s{number}")
+    assert guard.shell.store.marks(kind, transaction) == {transaction: {"hold": "forgotten"}}
+    assert guard.shell.store.marks(kind, f"{transaction}0") == {}

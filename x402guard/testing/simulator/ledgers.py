@@ -72,6 +72,12 @@ class WatchedStore:
         del node_id, decide
         return self.transact(scope, change)
 
+    def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
+        """See ``LedgerStore.write_openings``: all are written."""
+
+    def forget_opening(self, node_id: str) -> None:
+        """See ``LedgerStore.forget_opening``: all are written."""
+
     def open_kernel(self, opened: Opened) -> None:
         """See ``LedgerStore.open_kernel``."""
         self.inner.open_kernel(opened)
@@ -85,9 +91,9 @@ class WatchedStore:
         """See ``LedgerStore.sign``."""
         return self.inner.sign(signer, hold, within=within)
 
-    def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
+    def at_one_moment(self, node_id: str | None = None) -> AbstractContextManager[LedgerReads]:
         """See ``LedgerStore.at_one_moment``."""
-        return self.inner.at_one_moment()
+        return self.inner.at_one_moment(node_id)
 
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
