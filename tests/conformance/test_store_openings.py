@@ -306,3 +306,23 @@ def test_an_id_that_is_given_to_another_process_can_be_opened_there(tmp_path):
         session = guard.session("s", budget="$1.00")
         other.session("s", id=session.id).charge("serp", "$0.01")
         assert session.spent == Decimal("0.01")
+
+
+def test_those_that_are_old_are_written_together_and_one_that_cannot_be_opened_stops_no_other(
+    guard, store, monkeypatch
+):
+    kept = [guard.session(f"s{n}", budget="$0.01") for n in range(120)]
+    bad = store._openings[kept[60]._node_id]
+
+    def refused(view):
+        raise ConfigError("budget: it does not fit any more")
+
+    store._openings[kept[60]._node_id] = bad._replace(change=refused)
+    store.write_openings(older_s=60.0)
+    assert len(store._openings) == 120
+    seen = seen_by(store, monkeypatch)
+    store.write_openings(older_s=0.0)
+    assert len(seen) == 2 + 49  # the fifty of which one fails are written one by one
+    assert store._openings == {}
+    written = {node.name for node in store.nodes() if node.kind == "session"}
+    assert written == {f"s{n}" for n in range(120) if n != 60}

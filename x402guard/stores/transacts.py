@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -48,6 +48,9 @@ class Proposal(Generic[R]):
 
 OPENED: Final = "named"
 """The kind of the marks that the opening of a session writes."""
+
+
+_OPENED_AT_ONCE: Final = 50
 
 
 class Opening(NamedTuple):
@@ -134,13 +137,25 @@ class Transacts(Ledger):
             return
         root = "" if node_id is None else node_id.partition("/")[0]
         is_above = node_id is None or (below and (root == WALLET or root.startswith("budget:")))
-        for each in [root] if root in self._openings else list(self._openings) if is_above else []:
-            opening = self._openings.get(each)  # another thread may have written it
-            if opening is not None and time.monotonic() - opening.since_s >= older_s:
-                try:
-                    self.transact(Scope(nodes=(each,), durable=True), _nothing)
-                except ConfigError:  # it cannot be opened any more, or has ended and is forgotten: nobody can see it
+        until_s = time.monotonic() - older_s
+        ids = [root] if root in self._openings else list(self._openings) if is_above else []
+        for start in range(0, len(ids), _OPENED_AT_ONCE):
+            some = [each for each in ids[start : start + _OPENED_AT_ONCE] if self._is_older(each, until_s)]
+            try:
+                self._write_some(some)
+            except ConfigError:
+                for each in some:  # one that cannot be opened any more, or is forgotten: nobody can see it
+                    with suppress(ConfigError):
+                        self._write_some([each])
                     self._openings.pop(each, None)
+
+    def _is_older(self, node_id: str, until_s: float) -> bool:
+        opening = self._openings.get(node_id)  # another thread may have written it
+        return opening is not None and opening.since_s <= until_s
+
+    def _write_some(self, ids: Sequence[str]) -> None:
+        if ids:
+            self.transact(Scope(nodes=tuple(ids), durable=True), _nothing)
 
     def _write_last_openings(self) -> None:
         """Write what nobody has read, before the ledger is closed. What cannot be written has spent nothing."""
