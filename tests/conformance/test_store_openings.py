@@ -323,6 +323,21 @@ def test_those_that_are_old_are_written_together_and_one_that_cannot_be_opened_s
     seen = seen_by(store, monkeypatch)
     store.write_openings(older_s=0.0)
     assert len(seen) == 2 + 49  # the fifty of which one fails are written one by one
-    assert store._openings == {}
+    assert [*store._openings] == [kept[60]._node_id]
     written = {node.name for node in store.nodes() if node.kind == "session"}
     assert written == {f"s{n}" for n in range(120) if n != 60}
+
+
+def test_one_that_cannot_be_opened_any_more_says_so_to_who_uses_it(guard, store, written):
+    session = guard.session("s", budget="$1.00")
+
+    def refused(view):
+        raise ConfigError("budget: it does not fit any more")
+
+    store._openings[session._node_id] = store._openings[session._node_id]._replace(change=refused)
+    assert store.nodes(WALLET)
+    assert session.id not in written()
+    for use in (lambda: session.charge("serp", "$0.01"), lambda: session.spent, session.report, session.close):
+        with pytest.raises(ConfigError, match="budget: it does not fit any more"):
+            use()
+    assert guard.session("t", budget="$1.00").charge("serp", "$0.01").amount == Decimal("0.01")

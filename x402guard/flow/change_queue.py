@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from x402guard.flow.detached import Wakeable, wake_all
 from x402guard.flow.threads import awaited
-from x402guard.ledger.store import LedgerStore, Outcome
+from x402guard.ledger.store import LedgerStore, Outcome, SharesCommits
 from x402guard.ledger.view import Change, Scope
 
 R = TypeVar("R")
@@ -89,10 +89,8 @@ async def change_in_queue(
 
 def transact_all(store: LedgerStore, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
     """Run changes of several callers: in one transaction where the store can share one, or else one after the other."""
-    together = getattr(type(store), "transact_all", None)
-    if together is not None:
-        outcomes: Sequence[Outcome] = together(store, changes)
-        return outcomes
+    if isinstance(store, SharesCommits):
+        return store.transact_all(changes)
     return [_outcome(store, scope, change) for scope, change in changes]
 
 

@@ -15,7 +15,7 @@ _CLOSING_S: Final = 5.0
 
 
 class Heartbeat:
-    """A thread that calls *beat* every minute until it is closed, or the object of the method is gone. It starts at once.
+    """A thread that calls *beat* from time to time until it is closed, or the object of the method is gone.
 
     Args:
         beat: a method. If it fails, the next time is as good.

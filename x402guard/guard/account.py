@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 
-from x402guard.errors import LedgerUnavailable, X402GuardError
+from x402guard.errors import X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
@@ -52,7 +52,7 @@ class Account:
     @property
     def id(self) -> str:
         """Its id in the ledger. A session that is not written yet is written now: another process may open it by its id."""
-        with suppress(LedgerUnavailable):  # then its first hold writes it
+        with suppress(X402GuardError):  # its first hold writes it, or says why it cannot
             self.shell.store.write_openings(self._node_id)
         return self._node_id
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -221,8 +220,11 @@ class Endings(Account, AgentSteps):
         closing = Closing(self._opener, left_by_refusal=refused, said=self._end, failed=failed)
         if self._ended or self._kind is not NodeKind.SESSION:
             was_ended, self._ended = self._ended, True
-            with suppress(*([ConfigError] if was_ended else [])):  # a ledger in memory may have forgotten it
+            try:
                 self._write_end(lambda view: close_node(view, self._node_id, closing))
+            except ConfigError:
+                if not was_ended:  # a ledger in memory may have forgotten it since
+                    raise
             return
         run_id = run_of(self._node_id)
         try:

@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 _SEEN_S: Final = 1.0
 """Seconds after which a session without a hold is written."""
 
+_CHECK_S: Final = 1.0
+"""Seconds after its opening from which the rest of a ledger is checked."""
+
 
 class Guard(BudgetParent):
     """One wallet, one ledger. Everything that spends goes through one of its sessions.
@@ -204,18 +207,18 @@ class Guard(BudgetParent):
             raise
 
     def _started(self, store: LedgerStore, *, checks: bool) -> tuple[Heartbeat, ...]:
-        """Start what is done from time to time. Nobody else reads a ledger in memory, so there is nothing to do for it."""
+        """Start what is done from time to time. A ledger in memory needs none of it: no other process reads it."""
         beats = [Heartbeat(self._beat, "the sign that this process lives cannot be written")] if store.is_shared else []
         if beats or isinstance(store, CheckedInParts):
             beats.append(
                 Heartbeat(self._show_sessions, "a session cannot be written", first_s=_SEEN_S, every_s=_SEEN_S)
             )
         if checks and isinstance(store, CheckedInParts):
-            beats.append(Heartbeat(self._check_on, "the ledger cannot be checked", first_s=1.0))
+            beats.append(Heartbeat(self._check_on, "the ledger cannot be checked", first_s=_CHECK_S))
         return tuple(beats)
 
     def _show_sessions(self) -> None:
-        """Write the sessions that have no hold yet: who looks from another process sees them, and can stop them."""
+        """Write the sessions that have no hold yet, so that other processes see them and can stop them."""
         self.shell.store.write_openings(older_s=_SEEN_S)
 
     def _check_on(self) -> None:

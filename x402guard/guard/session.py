@@ -173,7 +173,7 @@ class Session(Charges, Endings):
         opens = partial(open_later, node_id=request.id) if later else transact_now
         node = opens(basis.shell, scope, change)
         session = cls(basis, node, request.opener, parent, tokens=given, reach=reach, quotes=quotes)
-        if later:  # one that nobody has used, and nobody can use any more, is never written
+        if later:  # one that was never used, and cannot be used any more, is never written
             weakref.finalize(session.tokens, basis.shell.store.forget_opening, node.id).atexit = False
         return session
 

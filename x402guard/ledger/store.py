@@ -138,10 +138,18 @@ class CheckedInParts(Protocol):
     """A store whose opening checks a part of what it has, if that is much."""
 
     def check_on(self) -> bool:
-        """Check some more, for some ten milliseconds. Returns True once nothing is left for now.
+        """Check some more, which takes about ten milliseconds. Returns True once nothing is left for now.
 
         Raises ``LedgerUnavailable`` if the ledger is inconsistent, as an opening does: nothing more is written then.
         """
+
+
+@runtime_checkable
+class SharesCommits(Protocol):
+    """A store that can write the changes of several callers in one transaction."""
+
+    def transact_all(self, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
+        """Run changes of several callers, all for this thread, in as few transactions as the ledger allows."""
 
 
 @runtime_checkable
@@ -203,8 +211,8 @@ class LedgerStore(LedgerReads, Protocol):
     def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
         """Write the sessions that are decided and not written. Raises ``LedgerUnavailable``.
 
-        *node_id*: that session alone, if it is one of them; *below*: or all that may be below that budget; *older_s*:
-        those alone that were decided so many seconds ago.
+        *node_id*: that session alone, if it is one of them, and then also ``ConfigError`` if it cannot be opened any more;
+        *below*: or all that may be below that budget; *older_s*: those alone that were decided so many seconds ago.
         """
 
     def forget_opening(self, node_id: str) -> None:

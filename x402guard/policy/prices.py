@@ -18,12 +18,12 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, PolicyDenied
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import WALLET, HoldKind, Nanos
+from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.patterns import plain_host
-from x402guard.policy.step_guard import Moment, StepGuard
+from x402guard.policy.step_guard import PriceGuard
 from x402guard.policy.steps import DIRECT, Asked, Said, Step
 from x402guard.policy.velocity import excess
 
@@ -49,7 +49,7 @@ _MODELS_A_DAY: Final = 3  # so a new name for each request passes nothing
 _DAY_MS: Final = 86_400_000
 
 
-class Prices(Struct, StepGuard, frozen=True):
+class Prices(Struct, PriceGuard, frozen=True):
     """Refuses a price that is ``ratio`` times what a route has cost for a like request, from its sixth price on.
 
     What is compared was paid within ``days`` (None: ever). The size of the request and the output that it asks for raise what
@@ -60,12 +60,6 @@ class Prices(Struct, StepGuard, frozen=True):
 
     ratio: int
     days: int | None
-
-    @override
-    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
-        if kind is not HoldKind.PAYMENT or (moment == "marks" and late) or (moment == "judge" and not late):
-            return False  # only a payment has a payee
-        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:

@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, PolicyDenied, VelocityExceeded
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import NOTHING, HoldKind, Nanos
+from x402guard.kernel.rows import NOTHING, Nanos
 from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_choice, check_dollars
 from x402guard.policy.patterns import host_listed, host_name
-from x402guard.policy.step_guard import Moment, StepGuard
+from x402guard.policy.step_guard import PriceGuard
 from x402guard.policy.steps import DIRECT, Step, shown_host
 from x402guard.policy.velocity import excess
 from x402guard.policy.windows import NEW_PAYEES, SELLER, add, remove, sums_in, wait_s
@@ -89,7 +89,7 @@ def takes_any_payee(sellers: Sellers, host: str) -> bool:
     return any(seller.payees == "any" for seller in sellers_at(sellers, host))
 
 
-class SellerLimits(Struct, StepGuard, frozen=True):
+class SellerLimits(Struct, PriceGuard, frozen=True):
     """The new sellers of a run, one payee's share of its budget, and the dollars of one seller.
 
     Attributes:
@@ -114,12 +114,6 @@ class SellerLimits(Struct, StepGuard, frozen=True):
 
     def _counts(self, step: Step) -> bool:
         return not (self.sellers and _is_asked(step) and takes_any_payee(self.sellers, _place(step)))
-
-    @override
-    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
-        if kind is not HoldKind.PAYMENT or (moment == "marks" and late) or (moment == "judge" and not late):
-            return False  # only a payment has a payee
-        return super().acts(moment, kind, late=late)
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
+from typing_extensions import override
 
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import HoldKind
@@ -74,3 +75,13 @@ class StepGuard:
 
     def ended(self, view: LedgerView, step: Step, end: StepEnd) -> None:
         """Record how a step ended. It may trip the run."""
+
+
+class PriceGuard(StepGuard):
+    """Base class of guards that compare the price of a payment: only a payment has a payee."""
+
+    @override
+    def acts(self, moment: Moment, kind: HoldKind, *, late: bool) -> bool:
+        if kind is not HoldKind.PAYMENT or (moment == "marks" and late) or (moment == "judge" and not late):
+            return False
+        return super().acts(moment, kind, late=late)

@@ -177,8 +177,8 @@ def _beside(query: Query, parts: Sequence[Part], held: Mapping[str, int], most: 
     found = found._replace(is_compared=not found.problems)
     if found.problems or not found.is_over:
         return found
-    loud = _loud(query, {node.id: node for node in nodes}, held)
-    return found._replace(parts=_noted(query, rows, loud, {part.first for part in parts}))
+    others = _not_quiet(query, {node.id: node for node in nodes}, held)
+    return found._replace(parts=_noted(query, rows, others, {part.first for part in parts}))
 
 
 def _drawn(nodes: Sequence[Node], parts: Sequence[Part]) -> dict[str, int]:
@@ -257,8 +257,8 @@ def _next_part(query: Query, rows: _Rows, span: tuple[int, int], most: int) -> F
     """Check the quiet budgets among the rows of a *span* to their end, or as far as *most* goes, and make a part of them."""
     nodes = {node.id: node for _, node in rows}
     held = held_by_node(query)
-    loud = _loud(query, nodes, held)
-    quiet = [node for node in nodes.values() if node.id not in loud]
+    others = _not_quiet(query, nodes, held)
+    quiet = [node for node in nodes.values() if node.id not in others]
     known = _known(query, [node.id for node in quiet])
     grown = [node for node in quiet if node.seq > known.get(node.id, UNREAD).seq]
     found = _walked(query, quiet, grown, known, most)
@@ -274,7 +274,7 @@ def _next_part(query: Query, rows: _Rows, span: tuple[int, int], most: int) -> F
     problems = verify_balances(quiet, sums, held, drawn=below) or list(_opened_otherwise(query, quiet))
     if problems:
         return Found(problems)
-    return Found((), {}, found.read, [_part(query, rows, span, loud)], is_over=False)
+    return Found((), {}, found.read, [_part(query, rows, span, others)], is_over=False)
 
 
 def check_part(query: Query, part: Part) -> Found:
@@ -301,7 +301,7 @@ class Checks:
         self._compared: set[int] = set()
 
     def go_on(self, query: Query) -> Found:
-        """Check some of it, for some ten milliseconds. ``is_over`` says that nothing is left until more is written."""
+        """Check some of it, which takes about ten milliseconds. ``is_over`` says that nothing is left until more is written."""
         try:
             return self._go_on(query)
         except UnreadableRecord as error:
@@ -354,7 +354,7 @@ def _walked(
     return Found((), said, len(read), (), is_over)
 
 
-def _loud(query: Query, nodes: Mapping[str, Node], held: Mapping[str, int]) -> set[str]:
+def _not_quiet(query: Query, nodes: Mapping[str, Node], held: Mapping[str, int]) -> set[str]:
     """Return which of some budgets are not quiet: they have not ended or hold something, or one below them has not.
 
     The tokens of a session go with it.
@@ -365,19 +365,19 @@ def _loud(query: Query, nodes: Mapping[str, Node], held: Mapping[str, int]) -> s
         "UNION SELECT nodes.parent_id FROM nodes JOIN here ON nodes.id = here.id) SELECT id FROM here"
     )
     going_on = {str(row[0]) for row in query(above, (json.dumps([*current, *held]),))}
-    loud = set()
+    others = set()
     for node in nodes.values():
         owner = node.id.removesuffix(tokens_node(""))
         if node.live or owner in going_on or (owner == node.id and node.closed_ms is None) or node.id in going_on:
-            loud.add(node.id)
-    return loud
+            others.add(node.id)
+    return others
 
 
-def _noted(query: Query, rows: _Rows, loud: Collection[str], believed: Collection[int]) -> list[Part]:
+def _noted(query: Query, rows: _Rows, others: Collection[str], believed: Collection[int]) -> list[Part]:
     """Return the parts that rows make which were checked to their end: each thousand in no part, and those not *believed*."""
     parts = _parts(query)
     made = [
-        _part(query, [row for row in rows if part.first < row[0] <= part.last], (part.first, part.last), loud)
+        _part(query, [row for row in rows if part.first < row[0] <= part.last], (part.first, part.last), others)
         for part in parts
         if part.first not in believed
     ]
@@ -385,18 +385,18 @@ def _noted(query: Query, rows: _Rows, loud: Collection[str], believed: Collectio
     new = [row for row in rows if row[0] > after]
     for at in range(0, len(new) - PART + 1, PART):
         some = new[at : at + PART]
-        made.append(_part(query, some, (after, some[-1][0]), loud))
+        made.append(_part(query, some, (after, some[-1][0]), others))
         after = some[-1][0]
     return made
 
 
-def _part(query: Query, rows: _Rows, span: tuple[int, int], loud: Collection[str]) -> Part:
+def _part(query: Query, rows: _Rows, span: tuple[int, int], others: Collection[str]) -> Part:
     drawn: dict[str, int] = {}
     for _, node in rows:
-        if node.id not in loud and node.parent_id is not None:
+        if node.id not in others and node.parent_id is not None:
             drawn[node.parent_id] = drawn.get(node.parent_id, 0) + node.granted_in
-    others = tuple(node.id for _, node in rows if node.id in loud)
-    return Part(*span, _digest(query, *span, others, drawn), others, drawn)
+    mine = tuple(node.id for _, node in rows if node.id in others)
+    return Part(*span, _digest(query, *span, mine, drawn), mine, drawn)
 
 
 def _is_as_noted(query: Query, part: Part) -> bool:

@@ -279,7 +279,7 @@ class GroupCommit(Transacts):
         mine.raise_error()
 
     def transact_all(self, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
-        """Run changes of several callers, all for this thread, in as few transactions as the ledger allows."""
+        """See ``SharesCommits.transact_all``."""
         unwritten = [self._unwritten(scope) if self._openings else () for scope, _ in changes]
         if any(unwritten):
             both = zip(unwritten, changes, strict=True)

@@ -43,7 +43,7 @@ _PARTS: Final = (NodeKind.SESSION, NodeKind.SCOPE)
 _AT_ONCE: Final = 20
 _GRANTS_KEPT: Final = 1_000
 _STAY: Final = frozenset({"delegation", "input", "inputs", "wait", "action", "actions"})
-"""Marks that somebody may still wait for: a session with one of them stays."""
+"""Marks of what may still be waited for: a session with one of them stays."""
 _OF_RUN: Final = _STAY | {
     "agent_steps", "bought", "breaker", "calls", "cycle", "doubted", "llm_estimated", "loop", "loop_refused", "loop_reset",
     "new_payees", "once", "owner_limit", "paid_to", "refusal", "refusals", "refused_what", "spike", "spike_tokens", "state",
@@ -99,7 +99,7 @@ class EndedSessions:
         self._ended: dict[str, None] = {}
         self._kept: dict[str, None] = {}
         self._marks: defaultdict[str, list[MarkKey]] = defaultdict(list)
-        self._trim_at: dict[str, int] = {}
+        self._remove_at: dict[str, int] = {}
         self._below: defaultdict[str, list[str]] = defaultdict(list)
         self._shown: defaultdict[str, list[MarkKey]] = defaultdict(list)
         self.forgotten, self.shown = Forgotten(), Forgotten()
@@ -144,8 +144,8 @@ class EndedSessions:
                 else:  # it goes on
                     self._ended.pop(node.id, None)
                     self._kept.pop(node.id, None)
-            elif node.seq >= self._trim_at.get(node.id, _GRANTS_KEPT) and node.kind in (_WALLET, _BUDGET):
-                self._trim(node)
+            elif node.seq >= self._remove_at.get(node.id, _GRANTS_KEPT) and node.kind in (_WALLET, _BUDGET):
+                self._remove_grants(node)
 
     def forget_oldest(self, now_ms: int, memory_ms: int) -> None:
         """Forget the oldest sessions above the number. A purchase stays for *memory_ms*, and with it its session."""
@@ -194,7 +194,7 @@ class EndedSessions:
         return all(self._is_over(hold, bought_before_ms) for hold in holds)
 
     def _is_over(self, hold: Hold, bought_before_ms: int) -> bool:
-        """True for a hold that nobody asks for any more: it is final, or nothing can show more than what it counts.
+        """True for a hold that is not asked for any more: it is final, or nothing can show more than what it counts.
 
         A late end of one that has lapsed corrects it.
         """
@@ -234,13 +234,13 @@ class EndedSessions:
         if hold_id in self._rows.holds:
             self._rows.remove_hold(hold_id)
 
-    def _trim(self, node: Node) -> None:
+    def _remove_grants(self, node: Node) -> None:
         """Remove the older grants of a budget: its journal would grow with everything below it, and no report reads them."""
         journal = self._journal.get(node.id, {})
         oldest = node.seq - _GRANTS_KEPT
         for seq in [seq for seq, entry in journal.items() if seq <= oldest and entry.event in GRANTS]:
             del journal[seq]
-        self._trim_at[node.id] = node.seq + _GRANTS_KEPT
+        self._remove_at[node.id] = node.seq + _GRANTS_KEPT
 
 
 def _counts_all(hold: Hold) -> bool:
@@ -293,7 +293,7 @@ class MemoryStore(Transacts):
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         keeps_idle: let sessions keep idle budget, as in a store for many machines; see ``ledger.budgets``. None is
             forgotten then.
-        most_ended: how many sessions that have ended it keeps; see ``memory_ended``.
+        most_ended: how many sessions that have ended it keeps; see ``Guard``'s ``memory_sessions``.
     """
 
     inline: Final = True

@@ -137,7 +137,7 @@ class SqliteStore(SqlReads, GroupCommit):
         self._note_checked(found)
 
     def check_on(self) -> bool:
-        """Check some of what the opening has left, for some ten milliseconds. Returns True once nothing is left for now.
+        """Check some of what the opening has left, which takes about ten milliseconds. Returns True once nothing is left for now.
 
         Raises ``LedgerUnavailable`` if the ledger is inconsistent: nothing more is written then.
         """

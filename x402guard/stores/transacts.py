@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -22,10 +22,6 @@ from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
 
 R = TypeVar("R")
-
-
-def _nothing(view: LedgerView) -> None:
-    del view
 
 
 class Proposal(Generic[R]):
@@ -48,7 +44,6 @@ class Proposal(Generic[R]):
 
 OPENED: Final = "named"
 """The kind of the marks that the opening of a session writes."""
-
 
 _OPENED_AT_ONCE: Final = 50
 
@@ -132,33 +127,29 @@ class Transacts(Ledger):
         return replace(scope, nodes=tuple(nodes), marks=tuple(marks), durable=True), both
 
     def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
-        """Write the sessions that are not written yet, because somebody reads them. See ``LedgerStore.write_openings``."""
+        """See ``LedgerStore.write_openings``."""
         if not self._openings or self._closed:
             return
         root = "" if node_id is None else node_id.partition("/")[0]
-        is_above = node_id is None or (below and (root == WALLET or root.startswith("budget:")))
-        until_s = time.monotonic() - older_s
-        ids = [root] if root in self._openings else list(self._openings) if is_above else []
-        for start in range(0, len(ids), _OPENED_AT_ONCE):
-            some = [each for each in ids[start : start + _OPENED_AT_ONCE] if self._is_older(each, until_s)]
-            try:
-                self._write_some(some)
-            except ConfigError:
-                for each in some:  # one that cannot be opened any more, or is forgotten: nobody can see it
-                    with suppress(ConfigError):
-                        self._write_some([each])
-                    self._openings.pop(each, None)
+        if root in self._openings:
+            self._write_some((root,))
+        elif node_id is None or (below and (root == WALLET or root.startswith("budget:"))):
+            until_s = time.monotonic() - older_s
+            ids = [each for each, opening in list(self._openings.items()) if opening.since_s <= until_s]
+            for start in range(0, len(ids), _OPENED_AT_ONCE):
+                some = tuple(ids[start : start + _OPENED_AT_ONCE])
+                try:
+                    self._write_some(some)
+                except ConfigError:
+                    for each in some:
+                        with suppress(ConfigError):  # its own first hold says so; the others are written
+                            self._write_some((each,))
 
-    def _is_older(self, node_id: str, until_s: float) -> bool:
-        opening = self._openings.get(node_id)  # another thread may have written it
-        return opening is not None and opening.since_s <= until_s
-
-    def _write_some(self, ids: Sequence[str]) -> None:
-        if ids:
-            self.transact(Scope(nodes=tuple(ids), durable=True), _nothing)
+    def _write_some(self, ids: tuple[str, ...]) -> None:
+        self.transact(Scope(nodes=ids, durable=True), lambda _: None)
 
     def _write_last_openings(self) -> None:
-        """Write what nobody has read, before the ledger is closed. What cannot be written has spent nothing."""
+        """Write the sessions that are left, before the ledger is closed. What cannot be written has spent nothing."""
         with suppress(X402GuardError):
             self.write_openings()
         self._openings.clear()

@@ -175,7 +175,7 @@ def live_of(store: LedgerStore, *, find: str = "") -> LiveView:
         found = {node.id: node for node in (*ledger.current(_NEWEST), *looked_for)}
         nodes = {node.id: rolled(node, now_ms) for node in found.values()}
         live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms)
-        return live.view(store.tally()[0])
+        return live.view(store.tally()[0])  # of the store, which counts only what is newer: maybe of a moment later
 
 
 def totals_of(store: LedgerStore) -> Totals:
