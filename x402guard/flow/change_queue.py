@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from x402guard.flow.detached import Wakeable, wake_all
 from x402guard.flow.threads import awaited
@@ -89,8 +89,9 @@ async def change_in_queue(
 
 def transact_all(store: LedgerStore, changes: Sequence[tuple[Scope, Change[Any]]]) -> Sequence[Outcome]:
     """Run changes of several callers: in one transaction where the store can share one, or else one after the other."""
-    if isinstance(store, SharesCommits):
-        return store.transact_all(changes)
+    # Asked of the class: a store that stands around another one, and hands on what it does not know, shares no commits.
+    if issubclass(type(store), SharesCommits):
+        return cast("SharesCommits", store).transact_all(changes)
     return [_outcome(store, scope, change) for scope, change in changes]
 
 
