@@ -21,8 +21,12 @@ from tests.support.files import is_in_make_test
 from tests.support.ledger import Books, Clock
 from x402guard.guard import notices
 from x402guard.guard import settings as guard_settings
+from x402guard.testing.both_ways import both_ways
 
 settings.load_profile(PROFILE)
+
+BOTH_WAYS = both_ways()
+BOTH_WAYS.__enter__()  # for all tests: an ordinary step is decided both ways, and a difference fails the test
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.long)]
 

@@ -14,7 +14,7 @@ from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, Sess
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.proofs import Proof
 from x402guard.kernel.rows import MAX_NANOS, NOTHING, Hold, HoldKind, Nanos, Node, NodeKind, NodeState
-from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall
+from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall, reaches_soft_limit
 from x402guard.ledger.events import Lapse
 from x402guard.ledger.transitions import apply, begin, begin_plainly
 from x402guard.ledger.view import LedgerView
@@ -152,7 +152,7 @@ def authorize(
     Returns the hold as written, or the refusal. Raises ``IllegalTransition`` if the id belongs to another hold or the
     amount is not positive.
     """
-    if proof is None and _is_plain(view, hold, finalizing):
+    if proof is None and is_plain(view, hold, finalizing):
         return begin_plainly(view, hold, facts)
     closed = check_open(view, hold.node_id)
     if closed is not None:
@@ -172,8 +172,11 @@ def authorize(
     return written
 
 
-def _is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str]) -> bool:
-    """True if a hold fits, and each budget of its path is open and has drawn what it uses: nothing else is to be decided."""
+def is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str], *, spends: bool = False) -> bool:
+    """True if a hold fits, and each budget of its path is open and has drawn what it uses: nothing else is to be decided.
+
+    *spends*: nor where it is captured in full at once; no budget has a window, and it reaches no soft limit.
+    """
     amount = hold.amount
     if finalizing or view.excused or view.keeps_idle or not 0 < amount <= MAX_NANOS or view.hold(hold.id) is not None:
         return False
@@ -184,6 +187,8 @@ def _is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str]) -> bool:
         if node.limit is not None and amount > node.limit - used + node.past - node.reserve:
             return False
         if node.parent_id is not None and node.granted_in != used:
+            return False
+        if spends and (node.window is not None or (node.soft and reaches_soft_limit(node, amount))):
             return False
     return True
 

@@ -242,14 +242,16 @@ def move_past(view: LedgerView, before: Hold, after: Hold) -> None:
             view.put_node(replace(node, past=past))
 
 
+def reaches_soft_limit(node: Node, amount: int) -> bool:
+    """True if what is spent in a budget, with *amount* (nano-dollars), reaches a soft limit of which nothing was said yet."""
+    limit, spent = node.limit, node.captured + node.held + node.granted_out - node.past - node.live + amount
+    return limit is not None and any(part > node.warned and spent * PARTS >= limit * part for part in node.soft)
+
+
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
     """Write an event and a notice for each soft limit reached on the path: once, and once again in each new window."""
     for node in view.path(node_id):
-        limit = node.limit
-        if not node.soft or limit is None:
-            continue
-        spent = node.captured + node.held + node.granted_out - node.past - node.live
-        if not any(part > node.warned and spent * PARTS >= limit * part for part in node.soft):
+        if not node.soft or not reaches_soft_limit(node, 0):
             continue
         for part in _reached(view, node):
             if part > node.warned:

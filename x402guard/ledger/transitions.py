@@ -64,6 +64,16 @@ def begin_plainly(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hol
     return hold
 
 
+def spend_plainly(view: LedgerView, hold: Hold, facts: Mapping[str, Any], event: Capture, proof: Proof) -> Hold:
+    """Begin a hold and capture it in full, both in one go, where ``begin_plainly`` may and no window or soft limit counts it."""
+    view.draw(hold, facts, _facts(hold, event))
+    after = replace(_after(hold, event, _CAPTURED, proof), closed_ms=view.clock_ms)
+    view.take_step(AUTHORIZE, hold)
+    view.take_step("capture", after, proof)
+    _log_capture(view, after, event)
+    return after
+
+
 def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = None) -> Hold:
     """Apply one event of the table and return the hold after it. What lowers the amount that it counts needs a *proof*.
 

@@ -375,35 +375,37 @@ class LedgerView:
             above = each.parent_id
         self._known_paths.clear()
 
-    def draw(self, hold: Hold, facts: Mapping[str, Any]) -> None:
+    def draw(self, hold: Hold, facts: Mapping[str, Any], used: Mapping[str, Any] | None = None) -> None:
         """Write the entry of a new hold, and of what each node of its path draws for it, as ``record`` would one by one.
 
-        For a path on which each node has drawn what it uses. All of it grows, so no balance becomes negative.
+        For a path on which each node has drawn what it uses. All of it grows, so no balance becomes negative. Given the
+        facts of its capture, *used*, the hold is captured in full at once, as ``take`` would.
         """
         path, amount, at_ms = self.path(hold.node_id), hold.amount, self.now_ms
-        node, top = path[0], path[-1]
-        head = self._add(
-            (node.id, node.seq + 1, at_ms, "authorize", hold.id, 0, amount, 0, 0, _as_text(facts), node.head)
-        )
-        seq = node.seq + 1
+        leaf, live = path[0], amount if used is None else 0
+        seq = leaf.seq + 1
+        head = self._add((leaf.id, seq, at_ms, "authorize", hold.id, 0, amount, 0, 0, _as_text(facts), leaf.head))
+        last = []
         for node, above in pairwise(path):
             data = _as_text({"child": node.id, "amount": amount})
             seq += 1
-            head = self._add((node.id, seq, at_ms, "grant", None, 0, 0, amount, 0, data, head))
-            held, out = (amount, 0) if node is path[0] else (0, amount)
-            self._nodes[node.id] = replace(
-                node, held=node.held + held, granted_out=node.granted_out + out, granted_in=node.granted_in + amount,
-                seq=seq, head=head, last_ms=at_ms, live=node.live + amount,
-            )  # fmt: skip
+            last.append((seq, self._add((node.id, seq, at_ms, "grant", None, 0, 0, amount, 0, data, head))))
             seq = above.seq + 1
             head = self._add((above.id, seq, at_ms, "grant", None, 0, 0, 0, amount, data, above.head))
-        held, out = (amount, 0) if top is path[0] else (0, amount)
-        self._nodes[top.id] = replace(
-            top, held=top.held + held, granted_out=top.granted_out + out, seq=seq, head=head, last_ms=at_ms,
-            live=top.live + amount,
-        )  # fmt: skip
+        last.append((seq, head))
+        if used is not None:
+            seq, head = last[0][0] + 1, last[0][1]
+            covered = (leaf.id, seq, at_ms, "capture", hold.id, amount, -amount, 0, 0, _as_text(used), head)
+            last[0] = seq, self._add(covered)
+        for node, (seq, head) in zip(path, last, strict=True):
+            own, out = (amount, 0) if node is leaf else (0, amount)
+            self._nodes[node.id] = replace(
+                node, captured=node.captured + (0 if live else own), held=node.held + (own if live else 0),
+                granted_out=node.granted_out + out, granted_in=node.granted_in + (amount if node.parent_id else 0),
+                seq=seq, head=head, last_ms=at_ms, live=node.live + live,
+            )  # fmt: skip
+            self.changed_nodes.add(node.id)
         self._known_paths.clear()
-        self.changed_nodes.update([each.id for each in path])
 
     def take(self, hold: Hold, facts: Mapping[str, Any]) -> None:
         """Write the entry of a live hold that is captured in full, as ``record`` would. What was drawn for it is used."""

@@ -18,7 +18,7 @@ from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Latch, Refusal
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_whole
-from x402guard.policy.step_guard import Moment, StepEnd, StepGuard
+from x402guard.policy.step_guard import Moment, Rows, StepEnd, StepGuard, Unusual
 from x402guard.policy.steps import Step, shown_host
 
 BREAKER: Final = "breaker_open"
@@ -92,6 +92,10 @@ class Breaker(StepGuard):
         return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice, latch=latch)
 
     @override
+    def plainly(self, view: LedgerView, step: Step) -> Rows | Unusual:
+        return _FAILED if any(view.mark(_key(watched)) is not None for _, watched in _targets(step)) else ()
+
+    @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
         if not hold_id:
             return
@@ -160,6 +164,9 @@ def _key(watched: str) -> MarkKey:
 _CLOSED: Final = {
     "failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0, "late": None,
 }  # fmt: skip
+
+
+_FAILED: Final = Unusual("what it calls has failed before")
 
 
 def _row(view: LedgerView, watched: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from x402guard.kernel.change_set import MarkKey
 from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.settings import Policy
-from x402guard.policy.step_guard import StepEnd
+from x402guard.policy.step_guard import StepEnd, Unusual
 from x402guard.policy.steps import Step
 
 
@@ -33,6 +33,22 @@ def note_taken(view: LedgerView, policy: Policy, step: Step, hold_id: str = "") 
     """Record a step at its price. *hold_id* is the id of its hold, "" if the step is over already."""
     for taken in policy.acting["taken", step.kind, False]:
         taken(view, step, hold_id)
+
+
+def pass_plainly(view: LedgerView, policy: Policy, step: Step) -> Unusual | None:
+    """Judge a step at its price and record it, both in one go; or return why the functions above have to do that.
+
+    Then nothing is written. The end of such a step may be unknown: that writes nothing more.
+    """
+    rows = []
+    for plainly in policy.plain[step.kind]:
+        found = plainly(view, step)
+        if isinstance(found, Unusual):
+            return found
+        rows += found
+    for key, row in rows:
+        view.put_mark(key, row)
+    return None
 
 
 def give_step_back(view: LedgerView, policy: Policy, step: Step, at_ms: int) -> None:

@@ -21,7 +21,7 @@ from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.checks import check_flag, check_whole
 from x402guard.policy.patterns import check_patterns
-from x402guard.policy.step_guard import Moment, StepEnd, StepGuard
+from x402guard.policy.step_guard import Moment, Rows, StepEnd, StepGuard, Unusual
 from x402guard.policy.steps import Step, is_bare, is_named, is_tool_paid, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
@@ -223,10 +223,47 @@ class Loop(StepGuard):
         if refused is not None:
             view.put_mark(_row(step), {**refused, "count": 0})
         view.put_mark(_ring(step), {"at": [*_stamps(view, step), view.clock_ms][-calls:]})
-        keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
-        after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
+        cycle, latest = self._cycle_of(view, step, _reset_ms(view, step)), self._repeated(view, step)
+        after = self._with(step, cycle, self._matches(*cycle, step), latest, now_ms=view.clock_ms)
+        view.put_mark(_cycle(step), after)
+
+    @override
+    def plainly(self, view: LedgerView, step: Step) -> Rows | Unusual:
+        calls, now_ms = self.calls_of(step), view.clock_ms
+        if not step.key or calls is None:
+            return ()
+        if view.mark(step.reset_key) is not None or view.mark(_row(step)) is not None:
+            return _REFUSED
+        ring, row = view.mark(_ring(step)), view.mark(_cycle(step))
+        stamps, since_ms = [] if ring is None else ring["at"], now_ms - self.window_s * 1000
+        if stamps and (max(stamps) > now_ms or len([at for at in stamps if at >= since_ms]) >= calls):
+            return _MANY
+        latest: tuple[list[str], dict[str, int]] = (
+            ([], {}) if row is None else (row.get("seen", []), row.get("times", {}))
+        )
+        is_new = row is None or not since_ms <= row["at"] <= now_ms
+        cycle: tuple[list[str], Mapping[str, int]] = ([], {}) if row is None or is_new else (row["keys"], row["runs"])
+        matches = self._matches(*cycle, step)
+        repeats = latest[1].get(_said(step), 0) >= max(self.repeats, calls)
+        if repeats or any(count >= period * calls for period, count in matches):
+            return _MANY
+        after = self._with(step, cycle, matches, latest, now_ms=now_ms)
+        return (_ring(step), {"at": [*stamps, now_ms][-calls:]}), (_cycle(step), after)
+
+    def _with(
+        self,
+        step: Step,
+        cycle: tuple[list[str], Mapping[str, int]],
+        matches: list[tuple[int, int]],
+        latest: tuple[list[str], dict[str, int]],
+        *,
+        now_ms: int,
+    ) -> Mapping[str, Any]:
+        """Return the row of a run's latest steps, with a step."""
+        keys, runs = cycle
+        after = {str(period): count for period, count in matches}
         kept = [*keys, step.key[:_SHORT]][-self.longest_cycle :]
-        seen, times = self._repeated(view, step)
+        seen, times = latest
         before = {"keys": list(keys), "runs": dict(runs), "seen": seen, "times": times}
         said = _said(step)
         if not is_bare(step.key):
@@ -240,8 +277,7 @@ class Loop(StepGuard):
             seen.append(said)
             if len(seen) > _MOST_SEEN:
                 times.pop(seen.pop(0), None)
-        row = {"keys": kept, "runs": after, "seen": seen, "times": times, "at": view.clock_ms, "before": before}
-        view.put_mark(_cycle(step), row)
+        return {"keys": kept, "runs": after, "seen": seen, "times": times, "at": now_ms, "before": before}
 
     @override
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
@@ -317,6 +353,8 @@ class Loop(StepGuard):
         return found
 
 
+_REFUSED: Final = Unusual("a call like it was refused, or its run was reset")
+_MANY: Final = Unusual("it may be a loop")
 _REPEATED: Final = " (policy.loop.repeats; own= gives a tool or route its own number)"
 _MOST_SEEN: Final = 32
 """So many different calls are known of a run; one that was made before them is new again."""

@@ -196,6 +196,15 @@ class Policy:
             for late in (False, True)
         }
 
+    @cached_property
+    def plain(self) -> Mapping[HoldKind, tuple[Callable[..., Any], ...]]:
+        """``StepGuard.plainly`` of each guard that does something before a step of a kind, or as it is taken."""
+        acting = {
+            kind: [g for g in self.guards if any(g.acts(moment, kind, late=late) for moment, late in _OF_A_STEP)]
+            for kind in HoldKind
+        }
+        return {kind: tuple(guard.plainly for guard in guards) for kind, guards in acting.items()}
+
     @classmethod
     def careful(cls, **changes: Any) -> Self:
         """Return a policy for real money in new hands: it asks and refuses early. *changes* are arguments of ``Policy``."""
@@ -218,6 +227,7 @@ class Policy:
         object.__setattr__(self, name, value)
 
 
+_OF_A_STEP: Final[tuple[tuple[Moment, bool], ...]] = (("judge", False), ("judge", True), ("taken", False))
 _CAREFUL: Final[Mapping[str, Any]] = {
     "per_payment_cap": "$0.10",
     "resource_mismatch": "refuse",

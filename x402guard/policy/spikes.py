@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from typing_extensions import override
 
@@ -16,7 +17,7 @@ from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Dollars, format_dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_whole
-from x402guard.policy.step_guard import Moment, StepGuard
+from x402guard.policy.step_guard import Moment, Rows, StepGuard, Unusual
 from x402guard.policy.steps import Step
 
 SpikeAction = Literal["warn", "trip"]
@@ -119,9 +120,19 @@ class Spike(StepGuard):
         if spike is not None:
             view.record(step.node_id, "event", facts={"name": SPIKE, "reason": spike})
             view.tell(SPIKE, "warning", spike, session=step.node_id, amount=step.amount, rule=SPIKE)
+        view.put_mark(_costs(step), self._with(view, step))
+
+    @override
+    def plainly(self, view: LedgerView, step: Step) -> Rows | Unusual:
+        if step.amount >= self.least and self.find_spike(view, step) is not None:
+            return _FAR_ABOVE
+        return ((_costs(step), self._with(view, step)),)
+
+    def _with(self, view: LedgerView, step: Step) -> Mapping[str, Any]:
+        """Return the row of the last costs, with that of a step."""
         before = _before(view, step)
         costs = [*before, step.amount][-(self.window - 1) :]
-        view.put_mark(_costs(step), {"costs": costs, "before": before, "at": view.clock_ms})
+        return {"costs": costs, "before": before, "at": view.clock_ms}
 
     @override
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
@@ -134,6 +145,9 @@ class Spike(StepGuard):
         else:
             del costs[len(costs) - 1 - costs[::-1].index(step.amount)]
         view.put_mark(_costs(step), {**row, "costs": costs, "before": None})
+
+
+_FAR_ABOVE: Final = Unusual("it costs far more than those before it")
 
 
 def _costs(step: Step) -> MarkKey:

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from typing_extensions import override
 
-from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.change_set import Mark, MarkKey
 from x402guard.kernel.rows import HoldKind
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView
@@ -16,6 +16,16 @@ from x402guard.policy.steps import Step
 
 Outcome = Literal["ok", "failed", "unknown"]
 """How a call ended as far as the called server or tool is concerned; ``unknown`` says nothing about it."""
+
+
+class Unusual(Struct, frozen=True):
+    """Why a step is decided by the general way: the short one is for ordinary steps alone."""
+
+    why: str
+
+
+Rows = tuple[tuple[MarkKey, Mark], ...]
+"""Marks that are to be written."""
 
 
 class StepEnd(Struct, frozen=True):
@@ -66,6 +76,14 @@ class StepGuard:
         Called before the price is known and again at the price (``step.priced``), in one transaction. It answers once.
         """
         return None
+
+    def plainly(self, view: LedgerView, step: Step) -> Rows | Unusual:  # noqa: ARG002 - it leaves each step to them
+        """Return the rows of an ordinary step at its price that ``judge``, ``taken`` and an unknown end would write.
+
+        It writes nothing. *step*: its price is known, whether or not it says so. For a step to which those methods object,
+        or of which they write more than rows, it returns ``Unusual``; it may do so for any step.
+        """
+        return Unusual(f"policy.{type(self).__name__.lower()}")
 
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
         """Record a step. *hold_id* is the id of its hold, "" if the step is over already."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
+from x402guard.flow import short_way
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
 from x402guard.flow.capture import Bill, capture_bill, give_back, write_void
 from x402guard.flow.context import Context
@@ -20,16 +21,16 @@ from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
 from x402guard.kernel.rows import Evidence, Hold, HoldKind, HoldState, Nanos, Purpose
-from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
+from x402guard.ledger.authorize import Refusal, authorize, check_room, is_plain, record_excused
 from x402guard.ledger.bills import STATED
 from x402guard.ledger.events import Capture
-from x402guard.ledger.transitions import apply
+from x402guard.ledger.transitions import apply, begin_plainly, spend_plainly
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
-from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
+from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken, pass_plainly
 from x402guard.policy.judge import Consented, Unasked, effective_verdict, objection, verdict_facts, verdict_of
 from x402guard.policy.reach import judge_reach
-from x402guard.policy.step_guard import Outcome, StepEnd
+from x402guard.policy.step_guard import Outcome, StepEnd, Unusual
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.policy.verdicts import Narrow, Subject, Verdict
 from x402guard.tools.arguments import Readable, Seen, fingerprint
@@ -156,7 +157,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     call, verdict = judged
     call, approved = yield from _approved(call, verdict)
     step = _step(context, call)
-    change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
+    change = _holding(context, call, step, verdict)
     held = yield from hold_or_refuse(
         context, _scope(context, call, step), change, undo, refuse=_refuse(context, call), seat=seat
     )
@@ -255,17 +256,7 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
         raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, _ = yield from _approved(*judged)
     verdict, step = judged[1], _step(context, call)
-
-    def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
-        standing = view.hold(call.hold_id)
-        if standing is not None:
-            return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE), STATED)
-        held = _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
-        if not isinstance(held, Hold):
-            return held
-        # The tool has not run yet, and its end is never reported.
-        note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
-        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE), STATED)
+    change = _holding(context, call, step, verdict, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
         # A captured charge stays, because the caller reported it.
@@ -396,9 +387,30 @@ def _step(context: Context, call: ToolCall) -> Step:
     return Step(HoldKind.TOOL, call.tool, key, context.node_id, call.amount)
 
 
+def _holding(
+    context: Context, call: ToolCall, step: Step, verdict: Verdict, end: Capture | None = None
+) -> Callable[[LedgerView, Consented], Hold | Unasked | Refusal]:
+    """Return the change that holds the ceiling of a use; given its *end*, it captures the use as well."""
+
+    def general(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
+        standing = None if end is None else view.hold(call.hold_id)
+        held = standing or _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
+        if end is None or not isinstance(held, Hold):
+            return held
+        if standing is None:  # the tool has not run yet, and its end is never reported
+            note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
+        return apply(view, held.id, end, STATED)
+
+    def short(view: LedgerView) -> Hold | Unusual:
+        return _hold_plainly(view, context=context, call=call, step=step, verdict=verdict, end=end)
+
+    return lambda view, consented: short_way.decide(view, short, lambda same: general(same, consented))
+
+
 def _hold(
     view: LedgerView, consented: Consented, *, context: Context, call: ToolCall, step: Step, verdict: Verdict
 ) -> Hold | Unasked | Refusal:
+    """Hold the ceiling of a use, refuse it, or return a question for approval."""
     refusal = (
         check_standing(view, context)
         or judge_step(view, context.policy, step)
@@ -409,7 +421,40 @@ def _hold(
     unasked = _unconsented(call, effective_verdict(view, verdict, call.subject), consented)
     if unasked is not None:
         return check_room(view, context.node_id, call.amount, context.undoing) or unasked
-    hold = Hold(
+    hold = _new_hold(view, context, call, step)
+    written = authorize(view, hold, _facts(hold, call, verdict), context.undoing)
+    if not isinstance(written, Refusal):
+        note_taken(view, context.policy, step, hold.id)
+        _note_medium(view, call, verdict)
+    return written
+
+
+_STOPPED: Final = Unusual("a kill file, a clock that has jumped, or a hold that has lapsed")
+_JUDGED: Final = Unusual("the owner's rules do not simply allow it")
+_CLOSE: Final = Unusual("its budgets leave more to decide")
+
+
+def _hold_plainly(
+    view: LedgerView, *, context: Context, call: ToolCall, step: Step, verdict: Verdict, end: Capture | None = None
+) -> Hold | Unusual:
+    """Do what ``_hold`` does for an ordinary use, in one go; given its *end*, capture it in full as well."""
+    if view.killed_by or view.ahead_ms > context.max_clock_jump_ms or view.due:
+        return _STOPPED
+    if verdict.action != "allow" or not call.amount:
+        return _JUDGED
+    hold = _new_hold(view, context, call, step)
+    if not is_plain(view, hold, context.undoing, spends=end is not None):
+        return _CLOSE
+    unusual = pass_plainly(view, context.policy, step)
+    if unusual is not None:
+        return unusual
+    _note_medium(view, call, verdict)
+    facts = _facts(hold, call, verdict)
+    return begin_plainly(view, hold, facts) if end is None else spend_plainly(view, hold, facts, end, STATED)
+
+
+def _new_hold(view: LedgerView, context: Context, call: ToolCall, step: Step) -> Hold:
+    return Hold(
         id=call.hold_id,
         node_id=context.node_id,
         kind=HoldKind.TOOL,
@@ -420,12 +465,12 @@ def _hold(
         instance=context.instance,
         purpose=Purpose(tool=call.tool, fingerprint=call.fingerprint, step=step.key),
     )
+
+
+def _facts(hold: Hold, call: ToolCall, verdict: Verdict) -> dict[str, Any]:
+    """Return what the journal keeps of a use."""
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
     facts |= verdict_facts(verdict)
     if call.fingerprint:
         facts["arguments"] = call.fingerprint
-    written = authorize(view, hold, facts, context.undoing)
-    if not isinstance(written, Refusal):
-        note_taken(view, context.policy, step, hold.id)
-        _note_medium(view, call, verdict)
-    return written
+    return facts

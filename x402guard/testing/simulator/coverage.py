@@ -47,12 +47,16 @@ _ON_HOLDS: Final = frozenset(ACTORS) - {"opening", "chain"}
 
 @dataclass(slots=True)
 class Coverage:
-    """What runs have reached, as counts. ``events`` is (kind, state, event) of holds; ``notes`` anything else."""
+    """What runs have reached, as counts. ``events`` is (kind, state, event) of holds; ``notes`` anything else.
+
+    ``ways`` says how often a step was taken the short way, and why it was not; see ``testing.both_ways``.
+    """
 
     events: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     effects: Counter[tuple[str, str]] = field(default_factory=Counter)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    ways: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Coverage) -> None:
         """Add the counts of other runs."""
@@ -60,6 +64,7 @@ class Coverage:
         self.effects.update(other.effects)
         self.pairs.update(other.pairs)
         self.notes.update(other.notes)
+        self.ways.update(other.ways)
 
     def unreached(self) -> dict[str, list[str]]:
         """Return what no run has reached, by table."""
@@ -84,6 +89,8 @@ class Coverage:
             lines.append(f"| {kind} | {state} | {counts} |")
         lines += ["", *_matrix("effect", EFFECTS, INTERRUPTIONS, self.effects)]
         lines += ["", *_matrix("first, then", ACTORS, ACTORS, self.pairs)]
+        lines += ["", "| short way | steps |", "|---|---|"]
+        lines += [f"| {why} | {count:,} |" for why, count in self.ways.most_common()]
         return "\n".join(lines)
 
 

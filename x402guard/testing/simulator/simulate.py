@@ -11,6 +11,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Policy
+from x402guard.testing.both_ways import both_ways
 from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case, Flavour, Store
 from x402guard.testing.simulator.coverage import Coverage
 from x402guard.testing.simulator.ending import Ending
@@ -84,7 +85,8 @@ def play(
     log.disabled = True
     found = []
     try:
-        run.run(lambda played: Ending(played).play())
+        with both_ways(run.world.coverage.ways):
+            run.run(lambda played: Ending(played).play())
     except Violation as violation:
         found.append(Found(case, violation.kind, run.world.counts.steps, str(violation)[:1_000], own))
     except BrokenActor:
