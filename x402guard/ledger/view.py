@@ -266,8 +266,12 @@ class LedgerView:
     def path(self, node_id: str) -> tuple[Node, ...]:
         """Return the node and its ancestors, root last. Raises ``IllegalTransition`` for a node outside the scope."""
         known = self._known_paths.get(node_id)
-        if known is not None:
-            return known
+        if known is None:
+            nodes = self._nodes
+            known = self._known_paths[node_id] = tuple([nodes[each] for each in self._ids(node_id)])
+        return known
+
+    def _ids(self, node_id: str) -> tuple[str, ...]:
         ids = self._paths.get(node_id)
         if ids is None:
             found: list[str] = []
@@ -276,9 +280,7 @@ class LedgerView:
                 found.append(wanted)
                 wanted = self._nodes[wanted].parent_id
             ids = self._paths[node_id] = tuple(found)  # no node changes its parent
-        nodes = self._nodes
-        known = self._known_paths[node_id] = tuple([nodes[each] for each in ids])
-        return known
+        return ids
 
     def lends(self, node_id: str) -> bool:
         """True if the children of a node keep idle budget in this store."""
@@ -477,7 +479,7 @@ class LedgerView:
         """Return the nodes that changed, parents before children."""
         if len(self.changed_nodes) < 2:
             return [self._nodes[node_id] for node_id in self.changed_nodes]
-        rows = [(len(self.path(node_id)), node_id) for node_id in self.changed_nodes]
+        rows = [(len(self._ids(node_id)), node_id) for node_id in self.changed_nodes]
         return [self._nodes[node_id] for _, node_id in sorted(rows)]
 
 

@@ -139,6 +139,8 @@ def strictest(one: Verdict, other: Verdict) -> Verdict:
     """Return two verdicts combined: the stricter action, the higher number of approvers, the narrower call."""
     if other is NO_VERDICT:
         return one
+    if one is NO_VERDICT and not other.rule:
+        return other
     ours, theirs = (_STRICT[one.action], one.approvers), (_STRICT[other.action], other.approvers)
     first = one if ours >= theirs else other
     narrow = one.narrow or other.narrow

@@ -210,7 +210,9 @@ def judge_tool(context: Context, given: ToolCall) -> Flow[tuple[ToolCall, Verdic
         after = verdict_of(context.policy, narrowed.subject, asks=context.asks)  # the rules judge the narrowed amount
         return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
 
-    answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
+    if quick:
+        return job(0)  # it depends on no time, and an effect would cost more than it does
+    answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=False)
     return answer
 
 
