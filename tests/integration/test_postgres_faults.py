@@ -21,6 +21,7 @@ from x402guard.ledger.authorize import Refusal, authorize, lapse_due
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.group_commit import Request
+from x402guard.stores.postgres_rows import Remembered
 from x402guard.stores.postgres_schema import VERSION
 from x402guard.stores.postgres_server import Server
 from x402guard.stores.transacts import Proposal
@@ -37,8 +38,14 @@ def books(url, way):
     books.close()
 
 
+@pytest.fixture
+def asked_first(monkeypatch):
+    """The server is asked for the rows of each change, as it is where others have changed them."""
+    monkeypatch.setattr(Remembered, "find", lambda *_: None)
+
+
 @pytest.mark.parametrize("plan", ["before", "half"])
-def test_a_write_that_never_arrives_is_an_error_and_nothing_is_held(books, way, straight, plan):
+def test_a_write_that_never_arrives_is_an_error_and_nothing_is_held(books, way, straight, plan, asked_first):
     way.plan = plan
     with pytest.raises(LedgerUnavailable) as caught:
         books.hold("h", CENT)
@@ -57,6 +64,7 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(books, way, straig
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("asked_first")
 def test_a_write_that_arrives_after_it_was_given_up_is_refused_by_the_server(books, way, straight):
     way.plan = "late"
     with pytest.raises(LedgerUnavailable):
@@ -118,7 +126,7 @@ def _two(store):
     return adds("mine"), adds("mate"), ran
 
 
-def test_ctrl_c_behind_a_write_runs_no_change_again(books, monkeypatch):
+def test_ctrl_c_behind_a_write_runs_no_change_again(books, monkeypatch, asked_first):
     say = Server.say
 
     def interrupted(server, sql, values=(), **more):
@@ -151,6 +159,7 @@ def test_one_change_that_no_table_takes_fails_alone(books):
     assert set(books.store.marks("test", "")) == {"mine", "mate"}
 
 
+@pytest.mark.usefixtures("asked_first")
 def test_a_server_whose_process_is_stopped_is_not_waited_for_without_end(url, monkeypatch):
     monkeypatch.setattr("x402guard.stores.postgres_server._SILENT_S", -4.5)
     books, straight = Books(url, wallet="$5.00"), open_store(url)

@@ -1,4 +1,4 @@
-"""Counts what one decision asks of the server: two round trips, one that reads and one that writes and commits, by indexes alone."""
+"""Counts what one decision asks of the server: one round trip on rows that are known, two on others, by indexes alone."""
 
 from functools import partial
 
@@ -7,6 +7,7 @@ import httpx
 import psycopg
 import pytest
 
+from benchmarks import scenes
 from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt
 from tests.support.refusals import Chunks
@@ -38,17 +39,17 @@ def fetch_async(session, shop, number):
 
 
 PATHS = {
-    # two to hold, one by the signer, two when the answer has ended
-    "a paid request": (5, None, {}),
-    "a paid request of a policy that asks about repeats": (5, None, {"policy": Policy(repeat="refuse")}),
-    # two more, because the claim is recorded before the body is read
-    "a paid stream": (7, streamed, {}),
+    # two to hold, one by the signer, one when the answer has ended
+    "a paid request": (4, None, {}),
+    "a paid request of a policy that asks about repeats": (4, None, {"policy": Policy(repeat="refuse")}),
+    # one more, because the claim is recorded before the body is read
+    "a paid stream": (5, streamed, {}),
 }
 
 
 @pytest.mark.parametrize("fetch", [fetch_sync, fetch_async])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_paid_request_takes_five(url, monkeypatch, fetch, path):
+def test_a_paid_request_takes_four(url, monkeypatch, fetch, path):
     most, sells, more = PATHS[path]
     asked, say = [], Server.say
     with make_guard(url, budget="$5.00", **more) as guard, guard.session("s", budget="$5.00") as session:
@@ -61,18 +62,25 @@ def test_a_paid_request_takes_five(url, monkeypatch, fetch, path):
     assert len(asked) == most, asked
 
 
-@pytest.mark.parametrize("path", ["charge", "hold"])
-def test_a_decision_takes_two(url, monkeypatch, path):
+@pytest.mark.parametrize("path", ["charge", "hold", "LLM call", "record_usage"])
+def test_a_decision_takes_one(url, monkeypatch, path):
     asked, say = [], Server.say
     with make_guard(url, budget="$5.00") as guard, guard.session("s", budget="$5.00") as session:
 
         def decide():
+            if path == "LLM call":
+                with scenes.client(session, scenes.provider) as http:
+                    assert http.post(scenes.MODEL, json=scenes.prompt(1, 100)).status_code == 200
+                return 2
+            if path == "record_usage":
+                session.record_usage("openai", "gpt-4o-mini", {"input_tokens": 200, "output_tokens": 100})
+                return 1
             if path == "charge":
                 session.charge("search", "$0.01")
-                return 2
+                return 1
             with session.hold("search", up_to="$0.01") as held:
                 held.capture("$0.01")
-            return 4
+            return 2
 
         decide()
         monkeypatch.setattr(Server, "say", lambda *given, **named: asked.append(given[1]) or say(*given, **named))

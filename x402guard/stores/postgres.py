@@ -2,6 +2,7 @@
 
 No transaction stays open while Python decides. A batch of changes takes two round trips: the first loads rows with their
 versions, the second writes, if no row has another version now, and commits. Where a row has changed, all of it runs again.
+What this process has read or written last it does not load again: the write compares it all the same.
 After a conflict a process waits for its turn for that row first. The turn only saves vain attempts: a process that stops
 in it loses it, and correctness is in the versions alone.
 
@@ -33,15 +34,14 @@ from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
-from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, lacking, may_change
-from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
+from x402guard.stores.postgres_reads import READING, REPORT_MS, PostgresMoment, ServerReads, lacking, may_change
+from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, Remembered, as_text, to_versioned
 from x402guard.stores.postgres_schema import LOOKS_BY_INDEX, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
     LOST,
     OUT_OF_TURN,
-    STATEMENT_MS,
     STRANGE,
     Known,
     Server,
@@ -60,9 +60,9 @@ from x402guard.stores.transacts import Proposal, StoreClock, Transacts, system_s
 R = TypeVar("R")
 
 _LOG: Final = logging.getLogger("x402guard")
-_READING: Final = "cannot read the ledger"
 _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
+_SHARED_S: Final = 10.0  # so long after a conflict the rows that it was about are read before each change
 _IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
 _NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
@@ -73,7 +73,7 @@ _LOST: Final = (
 )
 
 
-class PostgresStore(PostgresReads, GroupCommit):
+class PostgresStore(ServerReads, GroupCommit):
     """A ``LedgerStore`` in a PostgreSQL database, in a schema of its own, which is made if it is missing.
 
     Args:
@@ -111,6 +111,7 @@ class PostgresStore(PostgresReads, GroupCommit):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
+        self._remembered = Remembered()
         self._here = StoreClock(clock_ms)  # this machine's own time
         self.outbox: Final = Outbox(self._here.read)
         self._missing: Last | None = None  # the newest entry that the server has lost
@@ -299,6 +300,8 @@ class PostgresStore(PostgresReads, GroupCommit):
     def _try(self, batch: list[Request], asked: Asked, turns: Sequence[str]) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
         self._look_for_all()
+        if not turns and self._try_remembered(batch, asked):
+            return
         rows = self._load(asked, turns)
         for each in batch:
             self._run_one(rows, each)
@@ -306,7 +309,32 @@ class PostgresStore(PostgresReads, GroupCommit):
             self._write(batch, rows, turns)
         elif turns:
             self._writer.say("COMMIT")
+        self._remembered.keep(rows)
         _note_run(batch)
+
+    def _try_remembered(self, batch: list[Request], asked: Asked) -> bool:
+        """Run and write on the rows that this process knows already, in one round trip. False: nothing is written."""
+        # What is entered again was lost together with what this process knows.
+        found = None if self._is_entering else self._remembered.find(asked, self._clock(), time.monotonic())
+        if found is None:
+            return False
+        rows = LoadedRows(asked, found, self._needed)
+        try:
+            for each in batch:
+                self._run_one(rows, each)
+            if not rows.entries or rows.are_shared(self._remembered.shared):
+                return False  # what writes nothing is compared with nothing
+            self._write(batch, rows, ())
+        except refused.SerializationFailure as error:
+            changed = (error.diag.message_detail or "").splitlines()
+            self._remembered.share(changed, time.monotonic() + _SHARED_S)
+            return False
+        except BROKEN as error:
+            if isinstance(error, OUT_OF_TURN):
+                raise
+            return False  # it is sure that nothing is written, and the server may be there again
+        self._remembered.keep(rows)
+        return True
 
     def _look_for_all(self) -> None:
         """Look for each entry of ended processes as well, until one of this process is there beside them all."""
@@ -328,10 +356,10 @@ class PostgresStore(PostgresReads, GroupCommit):
         values += (self._known.id, asked.to_json(now_ms, self._needed))
         sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
         [(answer,)] = self._writer.asked(lambda: self._writer.say(sql, values))
-        rows = LoadedRows(asked, answer)
-        asked.loaded = len(rows.nodes)
-        self._server_clock.see(rows.now_ms)
-        return rows
+        found = to_versioned(answer)
+        asked.loaded = len(found.nodes)
+        self._server_clock.see(found.now_ms)
+        return LoadedRows(asked, found)
 
     def _write(self, batch: list[Request], rows: LoadedRows, turns: Sequence[str]) -> None:
         durable = any(each.scope.durable for each in batch)
@@ -342,6 +370,7 @@ class PostgresStore(PostgresReads, GroupCommit):
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             written = True
         except BaseException as error:
+            self._remembered.forget(rows)
             written = self._was_written(error, batch, proof)
             if not written or not isinstance(error, Exception):  # a signal came while the answer was waited for
                 raise
@@ -384,31 +413,6 @@ class PostgresStore(PostgresReads, GroupCommit):
             return bool(found) if found or proof.fence is not None else None
         return None
 
-    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
-        return self._rows(convert, sql, values, statement_ms=REPORT_MS)
-
-    @override
-    def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
-        return self._rows(convert, LOOKS_BY_INDEX + sql, values, statement_ms=STATEMENT_MS)
-
-    def _rows(
-        self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int], *, statement_ms: int
-    ) -> list[R]:
-        if self._closed and self._pid == os.getpid():
-            with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
-                return [convert(row) for row in server.run(sql, values, statement_ms=statement_ms)]
-        self._check_usable()
-        with self._trouble(_READING), self._read_lock:
-            self._check_usable()
-            was_connected = self._reader.is_connected
-            try:
-                rows = self._reader.run(sql, values, statement_ms=statement_ms)
-            except BROKEN:
-                if self._reader.is_connected or not was_connected:
-                    raise
-                rows = self._reader.run(sql, values, statement_ms=statement_ms)
-            return [convert(row) for row in rows]
-
     @override
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerReads.hold``. Signers ask it, so a closed ledger does not answer."""
@@ -419,18 +423,9 @@ class PostgresStore(PostgresReads, GroupCommit):
     def _one_moment(self) -> Iterator[Server]:
         if not self._closed or self._pid != os.getpid():
             self._check_usable()
-        with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
+        with self._trouble(READING), closing(Server(self._url, self._known.check)) as server:
             server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(REPORT_MS))
             yield server
-
-    @override
-    def as_of_ms(self) -> int | None:
-        """See ``LedgerStore.as_of_ms``: a replica is behind its primary server."""
-        replayed = "(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::bigint"
-        [found] = self._read(
-            tuple, f"SELECT pg_is_in_recovery(), coalesce({replayed}, (SELECT max(last_ms) FROM nodes), 0)"
-        )
-        return int(found[1]) if found[0] else None
 
     @contextmanager
     def at_one_moment(self, node_id: str | None = None) -> Iterator[PostgresMoment]:

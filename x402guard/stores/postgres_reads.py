@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from x402guard.kernel.rows import Node
 from x402guard.ledger.tree import path, without_idle
-from x402guard.stores.postgres_schema import BUSY, SCHEMA
-from x402guard.stores.postgres_server import Server, is_there, unavailable
+from x402guard.stores.postgres_schema import BUSY, LOOKS_BY_INDEX, SCHEMA
+from x402guard.stores.postgres_server import BROKEN, STATEMENT_MS, Known, Server, is_there, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
 from x402guard.stores.transacts import StoreClock
 
 R = TypeVar("R")
 
+READING: Final = "cannot read the ledger"
 REPORT_MS: Final = 600_000
 """How long the server may work on a report, in milliseconds."""
 
@@ -68,6 +71,53 @@ class PostgresReads(SqlReads):
         """Run a query whose last column says which nodes are wanted; the others are busy."""
         found = read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
         return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
+
+
+class ServerReads(PostgresReads):
+    """The reads of a store over a connection of its own."""
+
+    _url: str
+    _pid: int
+    _closed: bool
+    _known: Known
+    _reader: Server
+    _read_lock: Lock
+    _check_usable: Callable[[], None]
+    _trouble: Callable[[str], AbstractContextManager[None]]
+
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        return self._rows(convert, sql, values, statement_ms=REPORT_MS)
+
+    @override
+    def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
+        return self._rows(convert, LOOKS_BY_INDEX + sql, values, statement_ms=STATEMENT_MS)
+
+    def _rows(
+        self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int], *, statement_ms: int
+    ) -> list[R]:
+        if self._closed and self._pid == os.getpid():
+            with self._trouble(READING), closing(Server(self._url, self._known.check)) as server:
+                return [convert(row) for row in server.run(sql, values, statement_ms=statement_ms)]
+        self._check_usable()
+        with self._trouble(READING), self._read_lock:
+            self._check_usable()
+            was_connected = self._reader.is_connected
+            try:
+                rows = self._reader.run(sql, values, statement_ms=statement_ms)
+            except BROKEN:
+                if self._reader.is_connected or not was_connected:
+                    raise
+                rows = self._reader.run(sql, values, statement_ms=statement_ms)
+            return [convert(row) for row in rows]
+
+    @override
+    def as_of_ms(self) -> int | None:
+        """See ``LedgerStore.as_of_ms``: a replica is behind its primary server."""
+        replayed = "(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::bigint"
+        [found] = self._read(
+            tuple, f"SELECT pg_is_in_recovery(), coalesce({replayed}, (SELECT max(last_ms) FROM nodes), 0)"
+        )
+        return int(found[1]) if found[0] else None
 
 
 class PostgresMoment(PostgresReads):

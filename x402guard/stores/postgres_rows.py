@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Any, Final
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 from typing_extensions import override
 
-from x402guard.kernel.change_set import ChangeSet, MarkKey
+from x402guard.kernel.change_set import MONEY_MARKS, ChangeSet, MarkKey
 from x402guard.kernel.rows import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import Scope
 from x402guard.stores.memory_rows import MemoryRows
@@ -27,7 +28,7 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
-from x402guard.stores.transacts import DUE_AT_ONCE
+from x402guard.stores.transacts import DUE_AT_ONCE, lapses
 
 _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode
@@ -70,6 +71,12 @@ class Asked:
         self.busy, self.loaded = False, 0
         self._sweep = max(scope.sweep for scope in scopes)
         self._flight_ms = min((scope.flight_ms for scope in scopes if scope.sweep), default=0)
+
+    @property
+    def is_by_id(self) -> bool:
+        """True if all that is asked for is rows by their ids, and none that decides about money beside a budget or a hold."""
+        more = self.busy or self._purchases or self.out or self._sweep
+        return not more and not any(kind in MONEY_MARKS for kind, _ in self.marks)
 
     @property
     def rows(self) -> set[str]:
@@ -129,44 +136,76 @@ def _rules(node: Node) -> Node:
     return replace(node, **dict.fromkeys(_BALANCES, 0), starved=0, warned=0)
 
 
+class Versioned(Struct, frozen=True):
+    """Rows with the versions that they have in the ledger.
+
+    Attributes:
+        nodes: id → row, its version, and the version of its rules. *above*: those that are asked for, and all above them.
+        holds, marks: id or key → row, version.
+        out: the sums that were asked for. *now_ms*: the time that they are of, in unix milliseconds.
+        is_remembered: True if the server was not asked for them.
+    """
+
+    nodes: dict[str, tuple[Node, int, int]]
+    holds: dict[str, tuple[Hold, int]]
+    marks: dict[MarkKey, tuple[Mapping[str, Any], int]]
+    out: tuple[int, ...]
+    above: frozenset[str]
+    now_ms: int
+    is_remembered: bool = False
+
+
+def to_versioned(answer: str) -> Versioned:
+    """Return the rows of the server's answer, which is JSON."""
+    found = _VALUE(answer)
+    rows = [
+        (to_node([row[name] for name in NODE_COLUMNS]), row)
+        for row in (*(found["busy"] or ()), *(found["nodes"] or ()))
+    ]
+    holds = [(to_hold([row[name] for name in HOLD_COLUMNS]), row["version"]) for row in found["holds"] or ()]
+    marks = [(*to_mark((row["kind"], row["key"], row["value"])), row["version"]) for row in found["marks"] or ()]
+    return Versioned(
+        {node.id: (node, row["version"], row["rules"]) for node, row in rows},
+        {hold.id: (hold, version) for hold, version in holds},
+        {key: (value, version) for key, value, version in marks},
+        tuple(map(int, found["out"] or ())),
+        frozenset([node["id"] for node in found["nodes"] or ()]),
+        int(found["now_ms"]),
+    )
+
+
 class LoadedRows(MemoryRows):
-    """The rows that one answer of the server has, and what changes have written since; see ``BatchRows``.
+    """The rows that changes run on, as the server has answered or as they were known, and what the changes have written since.
 
     Args:
         asked: the question.
-        answer: the server's answer, as JSON.
+        found: its answer.
+        last: the newest durable entry of this process, if nobody has looked yet whether it is there; see ``Asked.to_json``.
 
     Attributes:
-        now_ms: the time the answer is of, in unix milliseconds.
+        now_ms: the time that the rows are of, in unix milliseconds.
         entries: the entries that the changes have added.
+        is_remembered: True if the server was not asked for the rows.
     """
 
-    def __init__(self, asked: Asked, answer: str) -> None:
+    def __init__(self, asked: Asked, found: Versioned, last: Mapping[str, str | int] | None = None) -> None:
         super().__init__(keeps_idle=True)
-        found = _VALUE(answer)
-        self.now_ms = int(found["now_ms"])
         self.entries: list[Entry] = []
-        self._asked = asked
-        self._node_versions: dict[str, int] = {}
-        self._before: dict[str, tuple[Node, int]] = {}  # with the version of its rules
-        self._hold_versions: dict[str, int] = {}
-        self._mark_versions: dict[MarkKey, int] = {}
+        self.now_ms, self.is_remembered = found.now_ms, found.is_remembered
+        self._asked, self._last = asked, last
         self._changed_nodes: set[str] = set()
         self._changed_holds: set[str] = set()
         self._changed_marks: set[MarkKey] = set()
-        for row in (*(found["busy"] or ()), *(found["nodes"] or ())):
-            node = to_node([row[name] for name in NODE_COLUMNS])
-            self.nodes[node.id], self._node_versions[node.id] = node, row["version"]
-            self._before[node.id] = node, row["rules"]
-        self._above = {node["id"] for node in found["nodes"] or ()}
-        for row in found["holds"] or ():
-            hold = to_hold([row[name] for name in HOLD_COLUMNS])
-            self.put_hold(hold)
-            self._hold_versions[hold.id] = row["version"]
-        for row in found["marks"] or ():
-            key, value = to_mark((row["kind"], row["key"], row["value"]))
-            self.marks[key], self._mark_versions[key] = value, row["version"]
-        self._out: dict[OutKey, int] = dict(zip(asked.out, map(int, found["out"] or ()), strict=True))
+        self._before = found.nodes
+        self.nodes = {node_id: row for node_id, (row, _, _) in found.nodes.items()}
+        self._node_versions = {node_id: version for node_id, (_, version, _) in found.nodes.items()}
+        self._above = found.above
+        for row, _ in found.holds.values():
+            self.put_hold(row)
+        self._hold_versions = {hold_id: version for hold_id, (_, version) in found.holds.items()}
+        self.marks.update((key, value) for key, (value, _) in found.marks.items())
+        self._mark_versions = {key: version for key, (_, version) in found.marks.items()}
+        self._out: dict[OutKey, int] = dict(zip(asked.out, found.out, strict=True))
 
     @override
     def add(self, change_set: ChangeSet) -> None:
@@ -195,6 +234,36 @@ class LoadedRows(MemoryRows):
     def live_payments(self, network: str, token: str) -> int:
         return self._out[network, token]  # of all holds, and not of the loaded ones
 
+    def are_shared(self, shared: Collection[str]) -> bool:
+        """True if a node that the changes have written is one of these."""
+        return not self._changed_nodes.isdisjoint(shared)
+
+    @property
+    def looked_for(self) -> Iterable[MarkKey]:
+        """The marks that were looked for, whether or not there were any."""
+        instances = () if self.is_remembered else {self.holds[hold_id].instance for hold_id in self._hold_versions}
+        return (*self._asked.marks, *[("instance", instance) for instance in instances])
+
+    def now_known(self) -> Versioned:
+        """Return the rows as they are once they are written, with the versions that the server gives them then."""
+        nodes, ruled = {}, set(self._ruled())
+        for node_id, node in self.nodes.items():
+            _, version, rules = self._before.get(node_id, (None, 0, 1))
+            changed, more = node_id in self._changed_nodes, node_id in ruled
+            nodes[node_id] = node, version + changed, rules + more
+        holds = {
+            hold_id: (hold, self._hold_versions.get(hold_id, 0) + (hold_id in self._changed_holds))
+            for hold_id, hold in self.holds.items()
+        }
+        marks = {}
+        asked = set(self._asked.marks)
+        for key, value in self.marks.items():
+            if key in self._mark_versions or key in asked:  # else nobody knows which version was written over
+                changed = key in self._changed_marks
+                read = to_mark((*key, mark_text(value)))[1] if changed else value
+                marks[key] = read, self._mark_versions.get(key, 0) + changed
+        return Versioned(nodes, holds, marks, (), self._above, self.now_ms)
+
     def written_holds(self) -> Iterable[Hold]:
         """Return the holds that the changes have written, as they are now."""
         return (self.holds[hold_id] for hold_id in self._changed_holds)
@@ -219,6 +288,10 @@ class LoadedRows(MemoryRows):
         named = (node_id for node_id in self._asked.nodes if node_id in self._node_versions)
         return sorted({*named, *(node_id for node_id in self._changed_nodes if node_id in self._node_versions)})
 
+    def _ruled(self) -> list[str]:
+        """Return the nodes whose rules change."""
+        return [i for i in self._read_whole() if _rules(self.nodes[i]) != _rules(self._before[i][0])]
+
     def _written(self) -> list[str]:
         """Return what is written and was there before, and each mark: for these, processes take turns."""
         nodes = sorted(node_id for node_id in self._changed_nodes if node_id in self._node_versions)
@@ -242,12 +315,15 @@ class LoadedRows(MemoryRows):
             row = {"kind": kind, "key": key, "value": mark_text(self.marks[kind, key])}
             (new_marks if is_new else changed_marks).append(row)
         whole = self._read_whole()
-        ruled = {node_id: self._before[node_id][1] for node_id in sorted(self._above.difference(whole))}
+        ruled = {node_id: self._before[node_id][2] for node_id in sorted(self._above.difference(whole))}
+        heads = [{"id": node_id, "head": self._before[node_id][0].head} for node_id in whole if self.is_remembered]
         return _TEXT(
             {
                 "mine": turns,
                 "turns": self._written(),
-                "rules": [i for i in whole if _rules(self.nodes[i]) != _rules(self._before[i][0])],
+                "rules": self._ruled(),
+                "last": self._last,
+                "heads": heads,
                 "read": {
                     "nodes": _versions({node_id: self._node_versions[node_id] for node_id in whole}),
                     "rules": _versions(ruled),
@@ -285,3 +361,92 @@ def _apart(
         values: Record = record(row)
         (changed if row.id in known else new).append(dict(zip(columns, values, strict=True)))
     return new, changed
+
+
+_MOST_REMEMBERED: Final = 20_000
+
+
+class Remembered:
+    """The rows that this process has read or written last: to decide on before the server is asked for them.
+
+    No decision rests on them. The write that follows is made only if each row has this version now, and each budget this
+    last entry; a change that writes nothing is not believed, and runs again on rows that the server has answered.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, tuple[Node, int, int]] = {}
+        self._holds: dict[str, tuple[Hold, int]] = {}
+        self._marks: dict[MarkKey, tuple[Mapping[str, Any], int] | None] = {}  # None: there was none
+        self._due: list[tuple[int, str]] = []  # a heap: deadline, hold
+        self._shared: dict[str, float] = {}
+
+    def find(self, asked: Asked, now_ms: int, now_s: float) -> Versioned | None:
+        """Return the rows that are asked for; None if one is not known, is written by others too, or is due.
+
+        A hold or a mark that was never seen is taken for a new one: the write is made only if there is none.
+        """
+        if self._shared:
+            self._shared = {row: until_s for row, until_s in self._shared.items() if until_s > now_s}
+        if (
+            not asked.is_by_id
+            or self._is_due(now_ms // 1000)
+            or (self._shared and not asked.rows.isdisjoint(self._shared))
+        ):
+            return None
+        holds = {hold_id: self._holds[hold_id] for hold_id in asked.holds if hold_id in self._holds}
+        nodes: dict[str, tuple[Node, int, int]] = {}
+        wanted: list[str | None] = [*asked.nodes, *(hold.node_id for hold, _ in holds.values())]
+        for node_id in wanted:
+            if node_id is not None and node_id not in nodes:
+                known = self._nodes.get(node_id)
+                if known is None:
+                    return None
+                nodes[node_id] = known
+                wanted.append(known[0].parent_id)
+        instances: list[MarkKey] = [("instance", hold.instance) for hold, _ in holds.values()]
+        if any(key not in self._marks for key in instances):
+            return None
+        marks = {key: row for key in (*asked.marks, *instances) if (row := self._marks.get(key)) is not None}
+        return Versioned(nodes, holds, marks, (), frozenset(nodes), now_ms, is_remembered=True)
+
+    def _is_due(self, now_unix: int) -> bool:
+        while self._due and self._due[0][0] < now_unix:
+            known = self._holds.get(self._due[0][1])
+            if known is not None and lapses(known[0]) and known[0].deadline_unix == self._due[0][0]:
+                return True
+            heappop(self._due)
+        return False
+
+    def keep(self, rows: LoadedRows) -> None:
+        """Remember the rows as they are once they are written."""
+        if len(self._marks) + len(self._holds) + len(self._nodes) > _MOST_REMEMBERED:
+            for each in (self._nodes, self._holds, self._marks):
+                each.clear()
+        found = rows.now_known()
+        self._nodes.update(found.nodes)
+        self._holds.update(found.holds)
+        for hold, _ in found.holds.values():
+            if lapses(hold):
+                heappush(self._due, (hold.deadline_unix, hold.id))
+        for key in rows.looked_for:
+            self._marks[key] = None
+        for key in rows.marks.keys() - found.marks.keys():
+            self._marks.pop(key, None)
+        self._marks.update(found.marks)
+
+    def forget(self, rows: LoadedRows) -> None:
+        """Forget the rows of a write of which it is not sure what has become."""
+        for known, gone in ((self._nodes, rows.nodes), (self._holds, rows.holds)):
+            for row_id in gone:
+                known.pop(row_id, None)
+        for key in (*rows.looked_for, *rows.marks):
+            self._marks.pop(key, None)
+
+    def share(self, names: Iterable[str], until_s: float) -> None:
+        """Note rows that other processes change too, as conflicts name them: until then they are read before each change."""
+        self._shared |= dict.fromkeys(names, until_s)
+
+    @property
+    def shared(self) -> Collection[str]:
+        """The rows that other processes have changed lately, as conflicts name them."""
+        return self._shared

@@ -26,9 +26,7 @@ those versions is taken for one of these, and those commits refuse this ledger a
 UNRELEASED: Final = f"{SCHEMA}.ledger"
 
 CONFLICT: Final = "40001"
-ANOTHER_LEDGER: Final = "X4001"
-ROLLED_BACK: Final = "X4002"
-MOVING: Final = "X4003"
+ANOTHER_LEDGER, ROLLED_BACK, MOVING = "X4001", "X4002", "X4003"
 
 _TURNS: Final = f"hashtext('{SCHEMA} turns')"
 _RULES: Final = f"hashtext('{SCHEMA} rules')"
@@ -226,6 +224,7 @@ CREATE INDEX nodes_current ON x402guard.nodes (id) WHERE closed_ms IS NULL AND k
 CREATE INDEX nodes_by_name ON x402guard.nodes (name) WHERE kind <> 'tokens';
 CREATE INDEX nodes_newest ON x402guard.nodes (rowid) WHERE kind <> 'tokens';
 """,
+    "SELECT 1;",  # the functions have changed
 )
 """Step N takes a ledger from version N + 1 to N + 2; the table ``about`` says the version.
 
@@ -251,6 +250,18 @@ _BY_INDEX: Final = " ".join(("SET plan_cache_mode = force_generic_plan", *(f"SET
 LOOKS_BY_INDEX: Final = "".join(f"SET LOCAL {name} = off; " for name in _OFF)
 """The same for a transaction that looks at a few rows."""
 
+
+def _lost(given: str) -> str:
+    """Return the SQL that refuses to go on where the newest entry of the process that asks is not there."""
+    of, seq = f"node_id = {given} #>> '{{last,node_id}}'", f"({given} #>> '{{last,seq}}')::bigint"
+    return f"""
+    IF {given} ->> 'last' IS NOT NULL AND NOT EXISTS (SELECT FROM x402guard.entries AS e
+            WHERE e.{of} AND e.seq = {seq} AND e.hash = {given} #>> '{{last,hash}}')
+            AND NOT EXISTS (SELECT FROM x402guard.archived AS a WHERE a.{of} AND a.seq >= {seq}) THEN
+        RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
+    END IF;"""
+
+
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""
 CREATE FUNCTION x402guard.load_VERSION(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE {_BY_INDEX} AS $$
@@ -265,13 +276,7 @@ BEGIN
     ELSIF moving THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{MOVING}';
     END IF;
-    IF ask ->> 'last' IS NOT NULL
-            AND NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
-                AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
-            AND NOT EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = ask #>> '{{last,node_id}}'
-                AND a.seq >= (ask #>> '{{last,seq}}')::bigint) THEN
-        RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
-    END IF;
+{_lost("ask")}
     hold_ids := ARRAY(SELECT jsonb_array_elements_text(ask -> 'holds')) || ARRAY(
         SELECT h.id FROM x402guard.holds AS h WHERE h.state = 'held' AND h.chain_evidence = 0
         AND h.deadline_unix < now_ms / 1000 ORDER BY h.deadline_unix LIMIT (ask ->> 'due')::integer);
@@ -346,6 +351,7 @@ BEGIN
     ELSIF moving THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{moving}';
     END IF;
+{lost}
     -- Who has the turn for a row is not overtaken, so that it ends. Who is in turn itself does not wait, but takes that too.
     IF jsonb_array_length(given -> 'mine') > 0 THEN
         IF EXISTS (SELECT FROM (
@@ -380,6 +386,10 @@ BEGIN
             FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
             LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
     END IF;
+    -- Rows that were not read for this change: after a crash, another history of a budget may have come to the same version.
+    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
+        FROM jsonb_to_recordset(given -> 'heads') AS r (id text, head text)
+        LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.head IS DISTINCT FROM r.head;
 {compared_holds}
 {compared_marks}
     IF moved <> '' THEN
@@ -468,12 +478,13 @@ _FUNCTIONS: Final = (
         stripe=_STRIPE,
         rules=_RULES,
         conflict=CONFLICT,
+        lost=_lost("given"),
+        nodes=names(NODE_COLUMNS),
+        holds=names(HOLD_COLUMNS),
         compared_nodes=_compared("nodes", "id"),
         compared_holds=_compared("holds", "id"),
         compared_marks=_compared("marks", "kind", "key"),
-        nodes=names(NODE_COLUMNS),
         set_node=_set(NODE_COLUMNS),
-        holds=names(HOLD_COLUMNS),
         set_hold=_set(HOLD_COLUMNS),
     )
     + _IS_WRITTEN
