@@ -115,7 +115,7 @@ def general():
     """The general way alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holds, "is_plain", lambda *_, **_more: False)
-        patch.setattr(transitions, "_is_whole", lambda *_: False)
+        patch.setattr(transitions, "_is_plain_end", lambda *_: False)
         yield
 
 
@@ -132,9 +132,9 @@ def test_the_ordinary_way_writes_what_the_general_way_writes(steps, wallet):
 def test_ordinary_steps_are_taken_the_ordinary_way(monkeypatch):
     """Else the comparison above compares nothing."""
     plain, whole = [], []
-    usual, also = holds.is_plain, transitions._is_whole
+    usual, also = holds.is_plain, transitions._is_plain_end
     monkeypatch.setattr(holds, "is_plain", lambda *a: plain.append(usual(*a)) or plain[-1])
-    monkeypatch.setattr(transitions, "_is_whole", lambda *a: whole.append(also(*a)) or whole[-1])
+    monkeypatch.setattr(transitions, "_is_plain_end", lambda *a: whole.append(also(*a)) or whole[-1])
     Played("$9.00").play([("charge", node, "$0.01", "tool") for node in NODES])
     assert plain == [True] * 4
     assert whole == [True, True, False, False]  # a window moves what is past

@@ -92,8 +92,8 @@ def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = No
     after = _after(hold, event, target, proof)
     if after.state is _CAPTURED and not hold.closed_ms:
         after = replace(after, closed_ms=_closed_ms(view, hold, event))
-    if type(event) is Capture and _is_whole(view, hold, event):
-        view.take(hold, _facts(after, event))
+    if type(event) is Capture and _is_plain_end(view, hold, event):
+        view.take(hold, event.amount, _facts(after, event))
         view.take_step(name, after, proof)
         note_soft_limits(view, hold.node_id)
         _log_capture(view, after, event)
@@ -121,9 +121,12 @@ def apply(view: LedgerView, hold_id: str, event: Event, proof: Proof | None = No
     return after
 
 
-def _is_whole(view: LedgerView, hold: Hold, event: Capture) -> bool:
-    """True if a live hold is captured in full for the first time, where no budget has a window: no balance is drawn anew."""
-    if hold.state is not _HELD or event.amount != hold.amount or hold.closed_ms or view.keeps_idle:
+def _is_plain_end(view: LedgerView, hold: Hold, event: Capture) -> bool:
+    """True if a live hold is captured for the first time, by no more than it holds, where no budget has a window.
+
+    Each budget of its path has drawn what it uses: nothing is drawn anew.
+    """
+    if hold.state is not _HELD or event.amount > hold.amount or hold.closed_ms or view.keeps_idle:
         return False
     return all(node.window is None and node.granted_in == _drawn(node) for node in view.path(hold.node_id))
 

@@ -409,20 +409,33 @@ class LedgerView:
             self.changed_nodes.add(node.id)
         self._known_paths.clear()
 
-    def take(self, hold: Hold, facts: Mapping[str, Any]) -> None:
-        """Write the entry of a live hold that is captured in full, as ``record`` would. What was drawn for it is used."""
+    def take(self, hold: Hold, captured: int, facts: Mapping[str, Any]) -> None:
+        """Write the entry of a live hold of which no more than it holds is captured (nano-dollars), as ``record`` would.
+
+        What was drawn for it is used, and each node of its path gives the rest back. For a path as in ``draw``.
+        """
         path, amount, at_ms = self.path(hold.node_id), hold.amount, self.now_ms
-        node = path[0]
-        seq = node.seq + 1
-        head = self._add((node.id, seq, at_ms, "capture", hold.id, amount, -amount, 0, 0, _as_text(facts), node.head))
-        self._nodes[node.id] = replace(
-            node, captured=node.captured + amount, held=node.held - amount, seq=seq, head=head, last_ms=at_ms,
-            live=node.live - amount,
-        )  # fmt: skip
-        for each in path[1:]:
-            self._nodes[each.id] = replace(each, live=each.live - amount)
+        leaf, rest = path[0], amount - captured
+        seq, data = leaf.seq + 1, _as_text(facts)
+        head = self._add((leaf.id, seq, at_ms, "capture", hold.id, captured, -amount, 0, 0, data, leaf.head))
+        last = {leaf.id: (seq, head)}
+        for node, above in pairwise(path) if rest else ():
+            data = _as_text({"child": node.id, "amount": rest})
+            head = self._add((node.id, seq + 1, at_ms, "return", None, 0, 0, -rest, 0, data, head))
+            last[node.id], seq = (seq + 1, head), above.seq + 1
+            head = self._add((above.id, seq, at_ms, "return", None, 0, 0, 0, -rest, data, above.head))
+            last[above.id] = seq, head
+        for node in path:
+            seq, head = last.get(node.id, (node.seq, node.head))
+            last_ms = at_ms if node.id in last else node.last_ms
+            own, used, out = (amount, captured, 0) if node is leaf else (0, 0, rest)
+            self._nodes[node.id] = replace(
+                node, captured=node.captured + used, held=node.held - own, granted_out=node.granted_out - out,
+                granted_in=node.granted_in - (rest if node.parent_id else 0),
+                seq=seq, head=head, last_ms=last_ms, live=node.live - amount,
+            )  # fmt: skip
+            self.changed_nodes.add(node.id)
         self._known_paths.clear()
-        self.changed_nodes.update([each.id for each in path])
 
     def _add(self, covered: Covered) -> str:
         """Append an entry with all that its hash covers, and return that."""

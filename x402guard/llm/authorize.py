@@ -228,6 +228,8 @@ def _allow(
     if refusal is not None:
         return refusal
     verdict = effective_verdict(view, verdict_of(context.policy, subject, asks=context.asks), subject)
+    if verdict.action != "ask":
+        return objection(verdict, subject) or verdict
     unasked = Unasked(
         subject,
         verdict,
@@ -236,9 +238,9 @@ def _allow(
         body=shown_text(request.body or b""),
         spent=spent_so_far(view, context.node_id),
     )
-    if verdict.action == "ask" and unasked.key not in consented:
+    if unasked.key not in consented:
         return check_room(view, context.node_id, priced.amount, context.finalizing) or unasked
-    return objection(verdict, subject) or verdict
+    return verdict
 
 
 def fix_price(

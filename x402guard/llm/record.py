@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.flow import short_way
 from x402guard.flow.capture import HIDDEN, HOLD_S, Bill, tell_unread, tokens_in
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
@@ -18,16 +19,16 @@ from x402guard.flow.refusals import refusal_error, refused
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import NOTHING, Hold, HoldKind, Nanos, Purpose
-from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
+from x402guard.ledger.authorize import TRIPPED, Refusal, check_open, is_plain
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.events import Capture
 from x402guard.ledger.token_budget import count_tokens, soft_mark
-from x402guard.ledger.transitions import apply, begin
+from x402guard.ledger.transitions import apply, begin, begin_plainly
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.meter import Meter
 from x402guard.llm.rates import Rates
 from x402guard.llm.reported import Statement, price_statement
-from x402guard.policy.guards import guard_marks, note_taken
+from x402guard.policy.guards import guard_marks, note_taken, pass_plainly
 from x402guard.policy.steps import Step, bare_key, messages_key
 
 _OWED: Final = (
@@ -133,17 +134,24 @@ def _book(
         purpose=Purpose(tool=statement.model),
     )
     # The budget is not checked, because the amount is owed.
-    begin(view, hold, _facts(hold, statement, rates))
+    start = begin_plainly if is_plain(view, hold, frozenset()) else begin
+    start(view, hold, _facts(hold, statement, rates))
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)), bill.proof(hold))
     if bill.unread:
         tell_unread(view, after, (_place(statement),), bill.unread)
     trip_exceeded(view, context.node_id)
-    loop = context.policy.loop
-    words = None if loop is None else loop.find_loop(view, step)
-    looped = None if loop is None or words is None else loop.refuse(view, step, words)
-    if looped is None:
-        note_taken(view, context.policy, step.at(bill.amount))
+    priced_step = step.at(bill.amount)
+
+    def note(view: LedgerView) -> Refusal | None:
+        loop = context.policy.loop
+        words = None if loop is None else loop.find_loop(view, step)
+        looped = None if loop is None or words is None else loop.refuse(view, step, words)
+        if looped is None:
+            note_taken(view, context.policy, priced_step)
+        return looped
+
+    looped = short_way.decide(view, lambda same: pass_plainly(same, context.policy, priced_step), note)
     if context.policy.spike is not None:
         context.policy.spike.note_tokens(view, step, tokens_in(usage))
     if context.tokens is not None:
