@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
@@ -49,6 +49,7 @@ class Ceiling(Struct, frozen=True):
         maximum: the most tokens that the model can answer with, or None if unknown.
         maximum_from: the source of *maximum*.
         learned: input tokens in it that the server is known to add by itself.
+        input_dollars: the dollars for the input, billed in its dearest way. They follow from *worst*.
     """
 
     rates: Rates
@@ -64,16 +65,15 @@ class Ceiling(Struct, frozen=True):
     maximum: int | None
     maximum_from: str
     learned: int = 0
+    input_dollars: Decimal = Decimal(0)
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "input_dollars", max(self.rates.dollars(usage) for usage in self.worst))
 
     @property
     def fixed(self) -> Decimal:
         """The dollars for everything except output."""
         return self.input_dollars + self.beside
-
-    @property
-    def input_dollars(self) -> Decimal:
-        """The dollars for the input, billed in its dearest way."""
-        return max(self.rates.dollars(usage) for usage in self.worst)
 
     def unit_prices(self) -> tuple[Decimal, Decimal]:
         """Return the prices of the hold, in dollars per million tokens: input, and output of one choice."""
@@ -178,6 +178,8 @@ def most_tokens(ceiling: Ceiling, rates: Rates) -> tuple[int, int]:
 
 def _has_long_rates(rates: Rates, window: int) -> bool:
     """True if a token costs more in a request that is longer than *window* tokens."""
+    if rates.is_flat:
+        return False
     short, long = ({"input_tokens": tokens} for tokens in (window, WINDOW))
     return rates.dollars(long) * window > rates.dollars(short) * WINDOW
 

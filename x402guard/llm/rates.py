@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
@@ -62,6 +62,12 @@ class Rates(Struct, frozen=True):
         facts = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
         facts |= {} if self.factor == 1 else {"factor": str(self.factor)}
         return facts if self.based_on is None else {**facts, "based_on": self.based_on}
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the book says that a token costs the same in each request, however long it is."""
+        asked: Callable[[PricedModel, Mapping[str, str]], bool] | None = getattr(self.book, "is_flat", None)
+        return asked is not None and asked(self.priced, self.context)
 
     def dollars(self, usage: Usage) -> Decimal:
         """Return the cost of *usage* in dollars, not rounded. Raises ``ValueError`` for contradictory counts."""

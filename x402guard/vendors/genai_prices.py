@@ -145,6 +145,11 @@ class GenaiPriceBook:
                 return line.cost(into, out)
         return _cost_of(prices, usage)
 
+    def is_flat(self, priced: PricedModel, context: Mapping[str, str]) -> bool:
+        """Return whether text costs the same for each token, however long a request is (see ``PriceBook``)."""
+        known = self._priced.get((priced.provider, priced.model))
+        return known is not None and self._rates_of(priced, known, context)[1] is not None
+
     def _know(self, home: Provider, info: ModelInfo) -> _Priced:
         key = (home.id, info.id)
         known = self._priced.get(key)

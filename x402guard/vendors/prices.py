@@ -133,6 +133,11 @@ class RegisteredBook:
             floor = self.dearest(priced.provider, priced.at_unix)
         return own if floor is None else max(own, self.cost(floor, _of_tokens(usage, floor), context))
 
+    def is_flat(self, priced: PricedModel, context: Mapping[str, str]) -> bool:
+        """Return whether a token costs the same in each request; False for prices of the owner or the session."""
+        asked: Callable[..., bool] | None = getattr(self.book, "is_flat", None)
+        return asked is not None and priced.source not in ("owner", "session") and asked(priced, context)
+
     def _with_long_writes(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of a usage with tokens kept in a cache for 12 hours, which no book has a unit for."""
         plain = {unit: count for unit, count in usage.items() if unit != LONG_WRITES}
