@@ -165,11 +165,15 @@ def authorize(
         return short
     written = begin(view, hold, facts, proof)
     record_excused(view, hold.node_id, written.id)
-    if hold.kind in STARVED:
-        note_granted(
-            view, hold.node_id, ALL_STARVED if hold.kind is HoldKind.PAYMENT else STARVED[hold.kind] | TASK_STARVED
-        )
+    if _GRANTS[hold.kind]:
+        note_granted(view, hold.node_id, _GRANTS[hold.kind])
     return written
+
+
+_GRANTS: Final = {kind: STARVED[kind] | TASK_STARVED if kind in STARVED else 0 for kind in HoldKind} | {
+    HoldKind.PAYMENT: ALL_STARVED
+}
+"""Kind of a hold → the bits of ``Node.starved`` that are over where one was granted."""
 
 
 def is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str], *, spends: bool = False) -> bool:
@@ -177,12 +181,12 @@ def is_plain(view: LedgerView, hold: Hold, finalizing: frozenset[str], *, spends
 
     *spends*: nor where it is captured in full at once; no budget has a window, and it reaches no soft limit.
     """
-    amount = hold.amount
+    amount, bits = hold.amount, _GRANTS[hold.kind]
     if finalizing or view.excused or view.keeps_idle or not 0 < amount <= MAX_NANOS or view.hold(hold.id) is not None:
         return False
     for node in view.path(hold.node_id):
         used = node.captured + node.held + node.granted_out
-        if node.state is not NodeState.OPEN or node.until_ms is not None or node.starved:
+        if node.state is not NodeState.OPEN or node.until_ms is not None or node.starved & bits:
             return False
         if node.limit is not None and amount > node.limit - used + node.past - node.reserve:
             return False
