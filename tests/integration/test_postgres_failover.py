@@ -136,7 +136,11 @@ def test_a_commit_that_no_replica_has_is_none_whatever_the_role_wants_to_hear(on
     with make_guard(url) as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as pool:
         postgres.say(one_server, "ALTER SYSTEM SET synchronous_standby_names = 'another'")
         postgres.say(one_server, "SELECT pg_reload_conf()")
-        postgres.say(one_server, "SELECT current_setting('synchronous_standby_names')", until=("another",))
+        says = "SELECT current_setting('synchronous_standby_names')"
+        while session.shell.store._writer.run(says) != [
+            ("another",)
+        ]:  # each backend reads its settings when it comes to it
+            time.sleep(0.02)
         charged = pool.submit(session.charge, "search", "$0.10")
         while not charged.done():
             postgres.say(one_server, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")

@@ -14,6 +14,7 @@ from x402guard.ledger.events import Capture
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import apply
+from x402guard.stores import postgres_rows
 from x402guard.stores.postgres_rows import Remembered
 from x402guard.stores.postgres_server import Server
 
@@ -195,6 +196,15 @@ def test_known_rows_take_one_round_trip_and_others_two(many, asked):
     assert asked == ["load", "write", "write", "load", "write", "load", "write"], (
         "for ten seconds after a conflict the rows that it was about are read before each change"
     )
+
+
+def test_a_bounded_number_of_rows_is_known(many, monkeypatch):
+    monkeypatch.setattr(postgres_rows, "_MOST_REMEMBERED", 20)
+    for number in range(60):
+        many.tool(0, f"h{number}", CENT, "s", marks=[("loop", f"s {number}")])
+    known = many.books[0].store._remembered
+    assert max(map(len, (known._nodes, known._holds, known._marks, known._due))) <= 22
+    assert many.books[0].store.audit() == []
 
 
 def test_a_hold_that_is_due_lapses_first(many):

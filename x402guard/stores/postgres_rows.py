@@ -420,7 +420,7 @@ class Remembered:
     def keep(self, rows: LoadedRows) -> None:
         """Remember the rows as they are once they are written."""
         if len(self._marks) + len(self._holds) + len(self._nodes) > _MOST_REMEMBERED:
-            for each in (self._nodes, self._holds, self._marks):
+            for each in (self._nodes, self._holds, self._marks, self._due):
                 each.clear()
         found = rows.now_known()
         self._nodes.update(found.nodes)
