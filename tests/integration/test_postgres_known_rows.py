@@ -1,6 +1,7 @@
 """A process decides on the rows that it knows: what others have changed meanwhile is seen, and nothing is believed that is not compared."""
 
 import time
+from functools import partial
 from random import Random
 
 import psycopg
@@ -8,15 +9,17 @@ import pytest
 
 from tests.support.ledger import STATED, Books, Clock, a_hold, an_id, usd
 from x402guard.errors import ConfigError, IllegalTransition
-from x402guard.kernel.rows import WALLET, Evidence, Hold, HoldKind, NodeKind
+from x402guard.kernel.rows import WALLET, Evidence, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
-from x402guard.ledger.events import Capture
+from x402guard.ledger.events import Capture, Void
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import apply
+from x402guard.ledger.view import Scope
 from x402guard.stores import postgres_rows
 from x402guard.stores.postgres_rows import Remembered
 from x402guard.stores.postgres_server import Server
+from x402guard.stores.rows import NODE_COLUMNS
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -262,6 +265,115 @@ def test_a_write_on_known_rows_that_arrives_after_it_was_made_again_is_refused(f
     assert far.balances("wallet") == (0, 0, 0, usd(CENT))
     assert far.hold("h2", CENT).id == an_id("h2")
     assert straight.audit() == []
+
+
+def test_a_trip_after_a_lost_change_of_the_same_budgets_rules_holds(many):
+    """The number of a budget's rules is the same in both histories; what they say is not."""
+    many.tool(0, "h", "$0.20", "s")
+    mine, owner = many.books
+    marks = (owner_mark(WALLET), ("inputs", WALLET))
+    with psycopg.connect(mine.store._url, autocommit=True) as server:
+        server.execute("CREATE TABLE was AS SELECT * FROM x402guard.nodes WHERE id = 'wallet'")
+        owner.change(lambda view: set_limit(view, WALLET, usd("$4.90"), "me"), nodes=(WALLET,), marks=marks)
+        mine.change(lambda view: check_open(view, "s"), nodes=("s",))  # it sees that; then the server loses it
+        server.execute("SET session_replication_role = replica")
+        server.execute("DELETE FROM x402guard.entries AS e USING was WHERE e.node_id = 'wallet' AND e.seq > was.seq")
+        names = ", ".join(f'"{name}"' for name in (*NODE_COLUMNS, "version", "rules"))
+        sets = ", ".join(f'"{name}" = was."{name}"' for name in (*NODE_COLUMNS, "version", "rules"))
+        server.execute(
+            f"UPDATE x402guard.nodes AS n SET {sets} FROM (SELECT {names} FROM was) AS was WHERE n.id = 'wallet'"
+        )
+        server.execute("DROP TABLE was")
+    third = Books(mine.store._url, session=None, clock=many.clock)
+    third.change(lambda view: trip_node(view, WALLET, "enough", by="me"), nodes=(WALLET,), marks=marks)
+    third.close()
+    assert isinstance(many.tool(0, "after", CENT, "s"), Refusal)
+
+
+def test_a_payment_of_another_process_that_was_guessed_absent_is_not_this_ones_to_give_back(many):
+    mine, other = many.books
+    many.tool(0, "first", CENT, "s")
+    hold = a_hold("pay", CENT, "s", now_ms=many.clock.now_ms)
+    other.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("pay",))
+    mine.change(lambda view: view.record("s", "test"), nodes=("s",))
+    mine.store._remembered._shared.clear()
+    alike = a_hold("pay", "$0.02", "s", now_ms=many.clock.now_ms)
+    with pytest.raises(IllegalTransition, match="exists"):
+        mine.change(lambda view: authorize(view, alike, {}), nodes=("s",), holds=("pay",))
+    assert mine.store.released.forget(hold.id) is None
+
+
+def test_a_payment_that_is_ended_on_known_rows_alone_is_not_forgotten(many):
+    mine = many.books[0]
+    hold = a_hold("pay", CENT, "s", now_ms=many.clock.now_ms)
+    mine.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("pay",))
+    mine.change(lambda view: check_open(view, "s"), nodes=("s",), holds=("pay",))
+    many.owner(1, "s", "trip")
+
+    def change(view):
+        is_open = view.node("s").state is NodeState.OPEN
+        return apply(view, hold.id, Void("not sent"), view.unsigned(hold.id)) if is_open else None
+
+    assert mine.change(change, nodes=("s",), holds=("pay",)) is None
+    assert mine.store.released._paths[hold.id], "it is live, and its session may still void it"
+
+
+def test_a_refusal_beside_a_change_that_is_written_is_asked_about(many):
+    mine = many.books[0]
+    mine.open("s/a", "$0.90", parent="s", kind=NodeKind.SCOPE)
+    mine.open("s/b", "$0.90", parent="s", kind=NodeKind.SCOPE)
+    many.tool(0, "first", CENT, "t")
+    many.tool(1, "big", "$0.80", "s/b")
+    mine.change(lambda view: check_open(view, "s/a"), nodes=("s/a",))
+    many.end(1, "big", CENT)
+    holds = [
+        a_hold(name, amount, node, HoldKind.TOOL, now_ms=many.clock.now_ms)
+        for name, amount, node in (("beside", CENT, "t"), ("mine", "$0.50", "s/a"))
+    ]
+    changes = [
+        (Scope(nodes=(h.node_id,), holds=(h.id,), durable=True), partial(authorize, hold=h, facts={})) for h in holds
+    ]
+    assert [type(each) for each, _ in mine.store.transact_all(changes)] == [Hold, Hold]
+
+
+def test_what_was_known_to_be_absent_of_a_process_is_compared_too(many):
+    mine, other = many.books
+    key = ("instance", "me")
+    many.tool(0, "h", CENT, "s")
+
+    def look(view):
+        view.record("s", "test")
+        return view.mark(key)
+
+    assert [mine.change(look, nodes=("s",), holds=("h",)) for _ in range(2)] == [None, None]
+    other.change(lambda view: view.put_mark(key, {"ended": True}), marks=(key,))
+    assert mine.change(look, nodes=("s",), holds=("h",)) == {"ended": True}
+
+
+def test_deadlines_of_one_hold_are_known_once(many):
+    many.tool(0, "h", CENT, "s")
+    for _ in range(30):
+        many.books[0].change(lambda view: view.record("s", "test"), nodes=("s",), holds=("h",))
+    assert len(many.books[0].store._remembered._due) == 1
+
+
+def test_the_servers_time_is_asked_for_each_minute(many, asked, monkeypatch):
+    many.tool(0, "h", CENT, "s")
+    asked.clear()
+    clock = many.books[0].store._server_clock
+    monkeypatch.setattr(clock, "_seen", (clock._seen[0], clock._seen[1] - 61_000))
+    many.tool(0, "h2", CENT, "s")
+    many.tool(0, "h3", CENT, "s")
+    assert asked == ["load", "write", "write"]
+
+
+def test_nothing_is_known_over_a_new_connection(many, asked):
+    many.tool(0, "h", CENT, "s")
+    many.books[0].store._writer.close()
+    many.tool(0, "h2", CENT, "s")  # sent over a new one before that is noticed, and compared there
+    asked.clear()
+    many.tool(0, "h3", CENT, "s")
+    assert asked == ["load", "write"]
 
 
 def test_what_many_processes_write_is_what_those_write_that_always_ask(url, monkeypatch):

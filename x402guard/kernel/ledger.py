@@ -78,15 +78,17 @@ class Work:
 
     def __init__(self, ledger: Ledger, scope: Any, propose: Propose, lost: frozenset[str]) -> None:
         self._ledger, self._scope, self._propose, self._lost = ledger, scope, propose, lost
-        self.ended: list[str] = []
+        self.ended, self._begun = list[str](), list[str]()
 
     def __call__(self, rows: Rows) -> None:
         """Run it on the rows of a transaction. Raises what the decision raises, and ``IllegalTransition``."""
         ledger, released = self._ledger, self._ledger.released
+        released.ended(self._begun)  # by a run of which nothing was written
+        self.ended, self._begun = [], []
         loaded = rows.load(self._scope, ledger.clock())
         ledger.sound.look(loaded.before, keeps_idle=loaded.keeps_idle)
         loaded.forget = released.forget
-        known, clock_ms, keeps_idle = loaded.before, loaded.clock_ms, loaded.keeps_idle
+        known, clock_ms, keeps_idle, opened = loaded.before, loaded.clock_ms, loaded.keeps_idle, ledger.opened
         before = Before(dict(known.nodes), dict(known.holds), dict(known.marks), known.purchase, known.named)
         proposed = self._propose(loaded)
         # Each field is read once, here: a room's iterator would be empty for what comes after.
@@ -102,11 +104,8 @@ class Work:
         change_set = ChangeSet(nodes, holds, marks, entries, steps, owner, proposed.durable and self._scope.durable)
         now_ms = max([clock_ms, *(node.last_ms for node in before.nodes.values() if node is not None)])
         now = Now(clock_ms, now_ms, *released.known(change_set.steps), self._lost)
-        opened = (
-            ledger.opened if ledger.opened.keeps_idle is keeps_idle else replace(ledger.opened, keeps_idle=keeps_idle)
-        )
+        opened = opened if opened.keeps_idle is keeps_idle else replace(opened, keeps_idle=keeps_idle)
         check(opened, before, change_set, now)
-        self.ended = []
         for hold in change_set.holds:
             if hold.intent is not None:
                 parents = {n.id: n.parent_id for n in (*before.nodes.values(), *change_set.nodes) if n is not None}
@@ -115,6 +114,7 @@ class Work:
                     self.ended.append(hold.id)
                 elif before.holds[hold.id] is None and hold.id not in self._lost:
                     released.begun(hold.id)
+                    self._begun.append(hold.id)
         rows.add(change_set)
 
 

@@ -111,7 +111,7 @@ class PostgresStore(ServerReads, GroupCommit):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
-        self._remembered = Remembered()
+        self._remembered, self._connected = Remembered(), 0
         self._here = StoreClock(clock_ms)  # this machine's own time
         self.outbox: Final = Outbox(self._here.read)
         self._missing: Last | None = None  # the newest entry that the server has lost
@@ -307,34 +307,39 @@ class PostgresStore(ServerReads, GroupCommit):
             self._run_one(rows, each)
         if rows.is_changed:
             self._write(batch, rows, turns)
-        elif turns:
-            self._writer.say("COMMIT")
-        self._remembered.keep(rows)
+        else:
+            self._remembered.keep(rows)
+            if turns:
+                self._writer.say("COMMIT")
         _note_run(batch)
 
     def _try_remembered(self, batch: list[Request], asked: Asked) -> bool:
         """Run and write on the rows that this process knows already, in one round trip. False: nothing is written."""
-        # What is entered again was lost together with what this process knows.
-        found = None if self._is_entering else self._remembered.find(asked, self._clock(), time.monotonic())
+        if self._is_entering or self._connected != self._writer.connected:
+            self._connected = self._writer.connected
+            self._remembered.clear()  # it may be another server, or one that has lost the newest commits
+        look = not self._server_clock.is_old  # else the server is asked for its time
+        found = self._remembered.find(asked, self._clock(), time.monotonic()) if look else None
         if found is None:
             return False
         rows = LoadedRows(asked, found, self._needed)
         try:
             for each in batch:
+                before = len(rows.entries)
                 self._run_one(rows, each)
-            if not rows.entries or rows.are_shared(self._remembered.shared):
-                return False  # what writes nothing is compared with nothing
-            self._write(batch, rows, ())
+                if len(rows.entries) == before:
+                    return False  # what writes nothing is compared with nothing above it
+            if not rows.are_shared(self._remembered.shared):
+                self._write(batch, rows, ())
+                return True
         except refused.SerializationFailure as error:
             changed = (error.diag.message_detail or "").splitlines()
             self._remembered.share(changed, time.monotonic() + _SHARED_S)
-            return False
         except BROKEN as error:
             if isinstance(error, OUT_OF_TURN):
                 raise
-            return False  # it is sure that nothing is written, and the server may be there again
-        self._remembered.keep(rows)
-        return True
+            # Else it is sure that nothing is written, and the server may be there again.
+        return False
 
     def _look_for_all(self) -> None:
         """Look for each entry of ended processes as well, until one of this process is there beside them all."""
@@ -369,6 +374,7 @@ class PostgresStore(ServerReads, GroupCommit):
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             written = True
+            self._remembered.keep(rows)
         except BaseException as error:
             self._remembered.forget(rows)
             written = self._was_written(error, batch, proof)

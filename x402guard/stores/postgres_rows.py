@@ -16,6 +16,7 @@ from x402guard.kernel.rows import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
+    BALANCES,
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
     NODE_COLUMNS,
@@ -117,23 +118,9 @@ class MoreNeeded(BaseException):  # no change may catch it: all of them run agai
     """A change has to see which nodes keep idle budget, and they were not loaded."""
 
 
-_BALANCES: Final = (
-    "captured",
-    "held",
-    "granted_in",
-    "granted_out",
-    "seq",
-    "head",
-    "last_ms",
-    "live",
-    "since_ms",
-    "past",
-)
-
-
 def _rules(node: Node) -> Node:
     """Return a node without its balances: what a payment below it depends on, if it changes nothing there."""
-    return replace(node, **dict.fromkeys(_BALANCES, 0), starved=0, warned=0)
+    return replace(node, **dict.fromkeys(BALANCES, 0))
 
 
 class Versioned(Struct, frozen=True):
@@ -203,6 +190,7 @@ class LoadedRows(MemoryRows):
         for row, _ in found.holds.values():
             self.put_hold(row)
         self._hold_versions = {hold_id: version for hold_id, (_, version) in found.holds.items()}
+        self._instances: set[MarkKey] = {("instance", row.instance) for row, _ in found.holds.values()}
         self.marks.update((key, value) for key, (value, _) in found.marks.items())
         self._mark_versions = {key: version for key, (_, version) in found.marks.items()}
         self._out: dict[OutKey, int] = dict(zip(asked.out, found.out, strict=True))
@@ -241,8 +229,7 @@ class LoadedRows(MemoryRows):
     @property
     def looked_for(self) -> Iterable[MarkKey]:
         """The marks that were looked for, whether or not there were any."""
-        instances = () if self.is_remembered else {self.holds[hold_id].instance for hold_id in self._hold_versions}
-        return (*self._asked.marks, *[("instance", instance) for instance in instances])
+        return (*self._asked.marks, *self._instances)
 
     def now_known(self) -> Versioned:
         """Return the rows as they are once they are written, with the versions that the server gives them then."""
@@ -316,14 +303,15 @@ class LoadedRows(MemoryRows):
             (new_marks if is_new else changed_marks).append(row)
         whole = self._read_whole()
         ruled = {node_id: self._before[node_id][2] for node_id in sorted(self._above.difference(whole))}
-        heads = [{"id": node_id, "head": self._before[node_id][0].head} for node_id in whole if self.is_remembered]
+        believed = [dict(zip(NODE_COLUMNS, node_record(self._before[i][0]), strict=True)) for i in self._before]
         return _TEXT(
             {
                 "mine": turns,
                 "turns": self._written(),
                 "rules": self._ruled(),
                 "last": self._last,
-                "heads": heads,
+                "believed": believed if self.is_remembered else [],
+                "whole": whole,
                 "read": {
                     "nodes": _versions({node_id: self._node_versions[node_id] for node_id in whole}),
                     "rules": _versions(ruled),
@@ -334,7 +322,9 @@ class LoadedRows(MemoryRows):
                     "nodes": [node_id for node_id in self._asked.nodes if node_id not in self._node_versions],
                     "holds": [hold_id for hold_id in self._asked.holds if hold_id not in self._hold_versions],
                     "marks": [
-                        {"kind": k, "key": key} for k, key in self._asked.marks if (k, key) not in self._mark_versions
+                        {"kind": k, "key": key}
+                        for k, key in (self.looked_for if self.is_remembered else self._asked.marks)
+                        if (k, key) not in self._mark_versions
                     ],
                 },
                 "new": {"nodes": new_nodes, "holds": new_holds, "marks": new_marks},
@@ -420,19 +410,17 @@ class Remembered:
     def keep(self, rows: LoadedRows) -> None:
         """Remember the rows as they are once they are written."""
         if len(self._marks) + len(self._holds) + len(self._nodes) > _MOST_REMEMBERED:
-            for each in (self._nodes, self._holds, self._marks, self._due):
-                each.clear()
+            self.clear()
         found = rows.now_known()
+        for hold, _ in found.holds.values():
+            known = self._holds.get(hold.id)
+            if lapses(hold) and (known is None or not lapses(known[0])):
+                heappush(self._due, (hold.deadline_unix, hold.id))
         self._nodes.update(found.nodes)
         self._holds.update(found.holds)
-        for hold, _ in found.holds.values():
-            if lapses(hold):
-                heappush(self._due, (hold.deadline_unix, hold.id))
-        for key in rows.looked_for:
-            self._marks[key] = None
         for key in rows.marks.keys() - found.marks.keys():
             self._marks.pop(key, None)
-        self._marks.update(found.marks)
+        self._marks.update(dict.fromkeys(rows.looked_for) | found.marks)
 
     def forget(self, rows: LoadedRows) -> None:
         """Forget the rows of a write of which it is not sure what has become."""
@@ -441,6 +429,11 @@ class Remembered:
                 known.pop(row_id, None)
         for key in (*rows.looked_for, *rows.marks):
             self._marks.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all rows: another server may have taken over, without the newest ones."""
+        for each in (self._nodes, self._holds, self._marks, self._due):
+            each.clear()
 
     def share(self, names: Iterable[str], until_s: float) -> None:
         """Note rows that other processes change too, as conflicts name them: until then they are read before each change."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from x402guard.stores.rows import HOLD_COLUMNS, NODE_COLUMNS
+from x402guard.stores.rows import HOLD_COLUMNS, NODE_COLUMNS, RULE_COLUMNS
 from x402guard.stores.sql_reads import names
 
 SCHEMA: Final = "x402guard"
@@ -386,10 +386,10 @@ BEGIN
             FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
             LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
     END IF;
-    -- Rows that were not read for this change: after a crash, another history of a budget may have come to the same version.
+    -- Rows that were not read for this change: after a crash, another history may have come to the same versions.
     SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
-        FROM jsonb_to_recordset(given -> 'heads') AS r (id text, head text)
-        LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.head IS DISTINCT FROM r.head;
+        FROM jsonb_populate_recordset(NULL::x402guard.nodes, given -> 'believed') AS r LEFT JOIN x402guard.nodes AS n ON n.id = r.id
+        WHERE {believed} OR (n.head IS DISTINCT FROM r.head AND jsonb_exists(given -> 'whole', r.id));
 {compared_holds}
 {compared_marks}
     IF moved <> '' THEN
@@ -468,24 +468,16 @@ def _set(columns: Sequence[str]) -> str:
     return ", ".join(f'"{name}" = r."{name}"' for name in columns if name != "id")
 
 
+_PLAIN: Final = {"another": ANOTHER_LEDGER, "moving": MOVING, "conflict": CONFLICT, "by_index": _BY_INDEX} | {
+    "turns": _TURNS, "stripe": _STRIPE, "rules": _RULES, "nodes": names(NODE_COLUMNS), "holds": names(HOLD_COLUMNS),
+    "believed": " OR ".join(f'n."{name}" IS DISTINCT FROM r."{name}"' for name in RULE_COLUMNS),
+}  # fmt: skip
+_KEYS: Final = {"nodes": ("id",), "holds": ("id",), "marks": ("kind", "key")}
+_COMPARED: Final = {f"compared_{table}": _compared(table, *key) for table, key in _KEYS.items()}
 _FUNCTIONS: Final = (
     _LOAD
     + _WRITE.format(
-        another=ANOTHER_LEDGER,
-        by_index=_BY_INDEX,
-        moving=MOVING,
-        turns=_TURNS,
-        stripe=_STRIPE,
-        rules=_RULES,
-        conflict=CONFLICT,
-        lost=_lost("given"),
-        nodes=names(NODE_COLUMNS),
-        holds=names(HOLD_COLUMNS),
-        compared_nodes=_compared("nodes", "id"),
-        compared_holds=_compared("holds", "id"),
-        compared_marks=_compared("marks", "kind", "key"),
-        set_node=_set(NODE_COLUMNS),
-        set_hold=_set(HOLD_COLUMNS),
+        **_PLAIN, **_COMPARED, lost=_lost("given"), set_node=_set(NODE_COLUMNS), set_hold=_set(HOLD_COLUMNS)
     )
     + _IS_WRITTEN
 )

@@ -150,11 +150,12 @@ class Server:
 
     Attributes:
         round_trip_s: the shortest time that an answer has taken over this connection, in seconds; at most one.
+        connected: how many connections there were.
     """
 
     def __init__(self, url: str, check: Callable[[Server], None]) -> None:
         self._url, self._check = url, check
-        self.round_trip_s = 1.0
+        self.round_trip_s, self.connected = 1.0, 0
         self._connection: _Patient | None = None
         self._is_unreplicated = False
 
@@ -212,7 +213,7 @@ class Server:
                 raise
 
     def _connect(self) -> None:
-        self.round_trip_s = 1.0  # another server may be farther away
+        self.round_trip_s, self.connected = 1.0, self.connected + 1  # another server may be farther away
         self._connection = _Patient.connect(
             self._url,
             autocommit=True,
@@ -269,6 +270,11 @@ class ServerClock:
     def see(self, server_ms: int) -> None:
         """Note the time that an answer carries, in unix milliseconds."""
         self._seen = (server_ms, self._steady())
+
+    @property
+    def is_old(self) -> bool:
+        """True a minute after the last answer: the server's clock may have been set."""
+        return self._steady() - self._seen[1] > 60_000
 
     def __call__(self) -> int:
         """Return the server's time in unix milliseconds."""

@@ -58,6 +58,11 @@ NODE_COLUMNS: Final = (
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
     "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "until_ms",
 )  # fmt: skip
+BALANCES: Final = (
+    "captured", "held", "granted_in", "granted_out", "seq", "head", "last_ms", "live", "since_ms", "past", "starved", "warned",
+)  # fmt: skip
+RULE_COLUMNS: Final = tuple(name for name in NODE_COLUMNS if name not in BALANCES)
+"""What of a budget decides about payments below it that change nothing in it."""
 _HOLD: Final = Hold.__struct_fields__
 HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
 ENTRY_COLUMNS: Final = Entry.__struct_fields__
