@@ -21,7 +21,7 @@ from x402guard.ledger.authorize import Refusal, authorize, lapse_due
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.stores.group_commit import Request
-from x402guard.stores.postgres_rows import Remembered
+from x402guard.stores.postgres_rows import KnownRows
 from x402guard.stores.postgres_schema import VERSION
 from x402guard.stores.postgres_server import Server
 from x402guard.stores.transacts import Proposal
@@ -41,7 +41,7 @@ def books(url, way):
 @pytest.fixture
 def asked_first(monkeypatch):
     """The server is asked for the rows of each change, as it is where others have changed them."""
-    monkeypatch.setattr(Remembered, "find", lambda *_: None)
+    monkeypatch.setattr(KnownRows, "find", lambda *_: None)
 
 
 @pytest.mark.parametrize("plan", ["before", "half"])

@@ -17,7 +17,7 @@ from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import apply
 from x402guard.ledger.view import Scope
 from x402guard.stores import postgres_rows
-from x402guard.stores.postgres_rows import Remembered
+from x402guard.stores.postgres_rows import KnownRows
 from x402guard.stores.postgres_server import Server
 from x402guard.stores.rows import NODE_COLUMNS
 
@@ -36,7 +36,7 @@ class Many:
 
     def __init__(self, url, processes, patch=None):
         if patch is not None:
-            patch.setattr(Remembered, "find", lambda *_: None)
+            patch.setattr(KnownRows, "find", lambda *_: None)
         self.clock = Clock()
         first = Books(url, wallet="$5.00", clock=self.clock)
         first.open("team", "$1.50", kind=NodeKind.BUDGET)
@@ -202,10 +202,10 @@ def test_known_rows_take_one_round_trip_and_others_two(many, asked):
 
 
 def test_a_bounded_number_of_rows_is_known(many, monkeypatch):
-    monkeypatch.setattr(postgres_rows, "_MOST_REMEMBERED", 20)
+    monkeypatch.setattr(postgres_rows, "_MOST_KNOWN", 20)
     for number in range(60):
         many.tool(0, f"h{number}", CENT, "s", marks=[("loop", f"s {number}")])
-    known = many.books[0].store._remembered
+    known = many.books[0].store._known_rows
     assert max(map(len, (known._nodes, known._holds, known._marks, known._due))) <= 22
     assert many.books[0].store.audit() == []
 
@@ -296,7 +296,7 @@ def test_a_payment_of_another_process_that_was_guessed_absent_is_not_this_ones_t
     hold = a_hold("pay", CENT, "s", now_ms=many.clock.now_ms)
     other.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("pay",))
     mine.change(lambda view: view.record("s", "test"), nodes=("s",))
-    mine.store._remembered._shared.clear()
+    mine.store._known_rows._shared.clear()
     alike = a_hold("pay", "$0.02", "s", now_ms=many.clock.now_ms)
     with pytest.raises(IllegalTransition, match="exists"):
         mine.change(lambda view: authorize(view, alike, {}), nodes=("s",), holds=("pay",))
@@ -354,7 +354,7 @@ def test_deadlines_of_one_hold_are_known_once(many):
     many.tool(0, "h", CENT, "s")
     for _ in range(30):
         many.books[0].change(lambda view: view.record("s", "test"), nodes=("s",), holds=("h",))
-    assert len(many.books[0].store._remembered._due) == 1
+    assert len(many.books[0].store._known_rows._due) == 1
 
 
 def test_the_servers_time_is_asked_for_each_minute(many, asked, monkeypatch):

@@ -35,7 +35,7 @@ from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import READING, REPORT_MS, PostgresMoment, ServerReads, lacking, may_change
-from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, Remembered, as_text, to_versioned
+from x402guard.stores.postgres_rows import Asked, KnownRows, LoadedRows, MoreNeeded, Proof, as_text, to_versioned
 from x402guard.stores.postgres_schema import LOOKS_BY_INDEX, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
@@ -111,7 +111,7 @@ class PostgresStore(ServerReads, GroupCommit):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
-        self._remembered, self._connected = Remembered(), 0
+        self._known_rows, self._connected = KnownRows(), 0
         self._here = StoreClock(clock_ms)  # this machine's own time
         self.outbox: Final = Outbox(self._here.read)
         self._missing: Last | None = None  # the newest entry that the server has lost
@@ -300,7 +300,7 @@ class PostgresStore(ServerReads, GroupCommit):
     def _try(self, batch: list[Request], asked: Asked, turns: Sequence[str]) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
         self._look_for_all()
-        if not turns and self._try_remembered(batch, asked):
+        if not turns and self._try_known(batch, asked):
             return
         rows = self._load(asked, turns)
         for each in batch:
@@ -308,18 +308,20 @@ class PostgresStore(ServerReads, GroupCommit):
         if rows.is_changed:
             self._write(batch, rows, turns)
         else:
-            self._remembered.keep(rows)
+            self._known_rows.keep(rows)
             if turns:
                 self._writer.say("COMMIT")
-        _note_run(batch)
+        for each in batch:
+            each.ran = True
 
-    def _try_remembered(self, batch: list[Request], asked: Asked) -> bool:
+    def _try_known(self, batch: list[Request], asked: Asked) -> bool:
         """Run and write on the rows that this process knows already, in one round trip. False: nothing is written."""
         if self._is_entering or self._connected != self._writer.connected:
             self._connected = self._writer.connected
-            self._remembered.clear()  # it may be another server, or one that has lost the newest commits
-        look = not self._server_clock.is_old  # else the server is asked for its time
-        found = self._remembered.find(asked, self._clock(), time.monotonic()) if look else None
+            self._known_rows.clear()  # it may be another server, or one that has lost the newest commits
+        if self._server_clock.is_old:
+            return False  # the server is asked for its time
+        found = self._known_rows.find(asked, self._clock(), time.monotonic())
         if found is None:
             return False
         rows = LoadedRows(asked, found, self._needed)
@@ -329,17 +331,18 @@ class PostgresStore(ServerReads, GroupCommit):
                 self._run_one(rows, each)
                 if len(rows.entries) == before:
                     return False  # what writes nothing is compared with nothing above it
-            if not rows.are_shared(self._remembered.shared):
-                self._write(batch, rows, ())
-                return True
+            if rows.are_shared(self._known_rows.shared):
+                return False
+            self._write(batch, rows, ())
         except refused.SerializationFailure as error:
             changed = (error.diag.message_detail or "").splitlines()
-            self._remembered.share(changed, time.monotonic() + _SHARED_S)
+            self._known_rows.share(changed, time.monotonic() + _SHARED_S)
+            return False
         except BROKEN as error:
             if isinstance(error, OUT_OF_TURN):
                 raise
-            # Else it is sure that nothing is written, and the server may be there again.
-        return False
+            return False  # it is sure that nothing is written, and the server may be there again
+        return True
 
     def _look_for_all(self) -> None:
         """Look for each entry of ended processes as well, until one of this process is there beside them all."""
@@ -374,15 +377,17 @@ class PostgresStore(ServerReads, GroupCommit):
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             written = True
-            self._remembered.keep(rows)
         except BaseException as error:
-            self._remembered.forget(rows)
+            self._known_rows.forget(rows)
             written = self._was_written(error, batch, proof)
             if not written or not isinstance(error, Exception):  # a signal came while the answer was waited for
                 raise
+        else:
+            self._known_rows.keep(rows)
         finally:
             if written:
-                _note_run(batch)
+                for each in batch:
+                    each.ran = True
                 # What is not durable may be gone after a crash of the server. While lost holds are entered again, the
                 # missing entry stays the last one, so that the next process goes on where this one ends.
                 newest = proof.entries[-1] if proof is not None and durable else None
@@ -487,11 +492,6 @@ class PostgresStore(ServerReads, GroupCommit):
                 self.outbox.close()
         finally:
             self._line.leave()
-
-
-def _note_run(batch: list[Request]) -> None:
-    for each in batch:
-        each.ran = True
 
 
 def _close(pid: int, *parts: Server | Outbox) -> None:

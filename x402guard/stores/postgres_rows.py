@@ -130,7 +130,7 @@ class Versioned(Struct, frozen=True):
         nodes: id → row, its version, and the version of its rules. *above*: those that are asked for, and all above them.
         holds, marks: id or key → row, version.
         out: the sums that were asked for. *now_ms*: the time that they are of, in unix milliseconds.
-        is_remembered: True if the server was not asked for them.
+        is_known: True if the server was not asked for them.
     """
 
     nodes: dict[str, tuple[Node, int, int]]
@@ -139,7 +139,7 @@ class Versioned(Struct, frozen=True):
     out: tuple[int, ...]
     above: frozenset[str]
     now_ms: int
-    is_remembered: bool = False
+    is_known: bool = False
 
 
 def to_versioned(answer: str) -> Versioned:
@@ -167,18 +167,18 @@ class LoadedRows(MemoryRows):
     Args:
         asked: the question.
         found: its answer.
-        last: the newest durable entry of this process, if nobody has looked yet whether it is there; see ``Asked.to_json``.
+        last: the newest durable entry of this process, if the server was not asked for it yet; see ``Asked.to_json``.
 
     Attributes:
         now_ms: the time that the rows are of, in unix milliseconds.
         entries: the entries that the changes have added.
-        is_remembered: True if the server was not asked for the rows.
+        is_known: True if the server was not asked for the rows.
     """
 
     def __init__(self, asked: Asked, found: Versioned, last: Mapping[str, str | int] | None = None) -> None:
         super().__init__(keeps_idle=True)
         self.entries: list[Entry] = []
-        self.now_ms, self.is_remembered = found.now_ms, found.is_remembered
+        self.now_ms, self.is_known = found.now_ms, found.is_known
         self._asked, self._last = asked, last
         self._changed_nodes: set[str] = set()
         self._changed_holds: set[str] = set()
@@ -245,7 +245,7 @@ class LoadedRows(MemoryRows):
         marks = {}
         asked = set(self._asked.marks)
         for key, value in self.marks.items():
-            if key in self._mark_versions or key in asked:  # else nobody knows which version was written over
+            if key in self._mark_versions or key in asked:  # else the version that it replaces is unknown
                 changed = key in self._changed_marks
                 read = to_mark((*key, mark_text(value)))[1] if changed else value
                 marks[key] = read, self._mark_versions.get(key, 0) + changed
@@ -275,6 +275,10 @@ class LoadedRows(MemoryRows):
         named = (node_id for node_id in self._asked.nodes if node_id in self._node_versions)
         return sorted({*named, *(node_id for node_id in self._changed_nodes if node_id in self._node_versions)})
 
+    def _believed(self) -> list[Mapping[str, Any]]:
+        """Return the nodes as the changes have found them."""
+        return [dict(zip(NODE_COLUMNS, node_record(node), strict=True)) for node, _, _ in self._before.values()]
+
     def _ruled(self) -> list[str]:
         """Return the nodes whose rules change."""
         return [i for i in self._read_whole() if _rules(self.nodes[i]) != _rules(self._before[i][0])]
@@ -303,14 +307,13 @@ class LoadedRows(MemoryRows):
             (new_marks if is_new else changed_marks).append(row)
         whole = self._read_whole()
         ruled = {node_id: self._before[node_id][2] for node_id in sorted(self._above.difference(whole))}
-        believed = [dict(zip(NODE_COLUMNS, node_record(self._before[i][0]), strict=True)) for i in self._before]
         return _TEXT(
             {
                 "mine": turns,
                 "turns": self._written(),
                 "rules": self._ruled(),
                 "last": self._last,
-                "believed": believed if self.is_remembered else [],
+                "believed": self._believed() if self.is_known else [],
                 "whole": whole,
                 "read": {
                     "nodes": _versions({node_id: self._node_versions[node_id] for node_id in whole}),
@@ -323,7 +326,7 @@ class LoadedRows(MemoryRows):
                     "holds": [hold_id for hold_id in self._asked.holds if hold_id not in self._hold_versions],
                     "marks": [
                         {"kind": k, "key": key}
-                        for k, key in (self.looked_for if self.is_remembered else self._asked.marks)
+                        for k, key in (self.looked_for if self.is_known else self._asked.marks)
                         if (k, key) not in self._mark_versions
                     ],
                 },
@@ -353,10 +356,10 @@ def _apart(
     return new, changed
 
 
-_MOST_REMEMBERED: Final = 20_000
+_MOST_KNOWN: Final = 20_000
 
 
-class Remembered:
+class KnownRows:
     """The rows that this process has read or written last: to decide on before the server is asked for them.
 
     No decision rests on them. The write that follows is made only if each row has this version now, and each budget this
@@ -397,7 +400,7 @@ class Remembered:
         if any(key not in self._marks for key in instances):
             return None
         marks = {key: row for key in (*asked.marks, *instances) if (row := self._marks.get(key)) is not None}
-        return Versioned(nodes, holds, marks, (), frozenset(nodes), now_ms, is_remembered=True)
+        return Versioned(nodes, holds, marks, (), frozenset(nodes), now_ms, is_known=True)
 
     def _is_due(self, now_unix: int) -> bool:
         while self._due and self._due[0][0] < now_unix:
@@ -409,7 +412,7 @@ class Remembered:
 
     def keep(self, rows: LoadedRows) -> None:
         """Remember the rows as they are once they are written."""
-        if len(self._marks) + len(self._holds) + len(self._nodes) > _MOST_REMEMBERED:
+        if len(self._marks) + len(self._holds) + len(self._nodes) > _MOST_KNOWN:
             self.clear()
         found = rows.now_known()
         for hold, _ in found.holds.values():

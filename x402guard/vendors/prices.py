@@ -292,6 +292,9 @@ class PriceBook(Protocol):
         *context* selects other prices from ``priced.contexts``. Raises ``ValueError`` for contradictory counts.
         """
 
+    def is_flat(self, priced: PricedModel, context: Mapping[str, str]) -> bool:
+        """Return whether each token of text costs the same, however long a request is. A book may lack this method."""
+
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that a provider's answer states. Raises ``ValueError`` if it states no readable usage."""
 
