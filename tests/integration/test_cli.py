@@ -229,7 +229,7 @@ def test_what_changes_something_says_so_as_json_too(tmp_path):
     assert done("budget", "set", "run", "2.00")["limit"] == "2.00"
     tripped = done("trip", "run")
     assert (tripped["state"], tripped["outstanding"]) == ("tripped", [])
-    assert done("reset", "run")["state"] == "open"
+    assert done("reset", "run")["state"] == "abandoned", "its process has ended"
     assert done("ledger", "clock")["accepted"] is False
     assert done("ledger", "clock", "--accept")["accepted"] is True
     (tmp_path / "x402guard.toml").write_text('[policy]\nper_payment_cap = "$0.10"\n')

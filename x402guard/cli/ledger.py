@@ -18,14 +18,13 @@ from x402guard.errors import ConfigError
 from x402guard.flow.surroundings import here
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import existing_ledger
+from x402guard.guard.arguments import existing_ledger, gone_here
 from x402guard.guard.clock import accept_clock, refuse_strange_clock
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.lost import count_lost
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
-from x402guard.ledger.queries import ended_instances
 from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
@@ -135,7 +134,7 @@ def archive(
         refuse_strange_clock(store, None, here().boot_id())  # one that is ahead would move what is still asked for
         if not isinstance(store, Archivable):
             raise ConfigError(f"ledger archive: {url} is no ledger that lasts")
-        gone = ended_instances(store)
+        gone = gone_here(store)
         with working("writing the files"):
             moved = move_to_files(store, round(until.timestamp() * 1000), to.resolve(), gone=gone)
         unnamed = unnamed_files(store, to.resolve())

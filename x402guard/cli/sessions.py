@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, tell_as_of, typed_time
-from x402guard.errors import ConfigError
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow
+from x402guard.ledger.queries import STANDINGS
+from x402guard.policy.checks import check_choice
 from x402guard.views.words import json_text, printable
 
 holds = typer.Typer(
@@ -60,7 +61,9 @@ def _shown(value: object) -> str:
 def sessions(
     *,
     name: Annotated[str | None, typer.Option("--name", help="Only this name, or a pattern such as 'court-*'.")] = None,
-    state: Annotated[str | None, typer.Option("--state", help="Only those that are open, closed or tripped.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Only those that are open, abandoned, closed or tripped.")
+    ] = None,
     parent: Annotated[str | None, typer.Option("--parent", help="Only what is below this budget.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Opened since 2026-11-01, or in the last 24h or 7d.")
@@ -73,8 +76,8 @@ def sessions(
 
     Example: x402guard sessions --state open --since 24h
     """
-    if state is not None and state not in get_args(_State):
-        raise ConfigError(f"--state: {state!r} is neither open nor closed nor tripped")
+    if state is not None:
+        check_choice("--state", state, STANDINGS)
     asked = any(each is not None for each in (name, state, parent, since))
     opened_since = None if since is None else typed_time(since)
     with Owner(ledger, read_only=True) as owner:
@@ -85,9 +88,6 @@ def sessions(
         return
     shown = [{**row.to_dict(), "id": f"{'  ' * depth}{row.id}"} for depth, row in as_tree(rows)]
     show(shown, as_json=False, empty="no session fits" if asked else "no sessions yet", brief=_BRIEF_SESSION)
-
-
-_State = Literal["open", "closed", "tripped"]
 
 
 def as_tree(rows: Sequence[BudgetRow]) -> list[tuple[int, BudgetRow]]:

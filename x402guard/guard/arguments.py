@@ -18,7 +18,7 @@ from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.purchases import silent_instances
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
 from x402guard.policy import Policy
@@ -145,6 +145,11 @@ def gone_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> frozen
     """Return the instances whose sessions count as ended: they are gone, or on another machine and silent."""
     silent, mine = silent_instances(rows, now_ms), here().machine()
     return frozenset(key for key, row in rows.items() if is_gone(row) or (key in silent and row.get("host") != mine))
+
+
+def gone_here(ledger: LedgerReads) -> frozenset[str]:
+    """Return the instances of a ledger whose sessions count as ended, seen from this machine."""
+    return gone_instances(ledger.marks("instance", ""), ledger.now_ms())
 
 
 def positive(name: str, value: int) -> int:

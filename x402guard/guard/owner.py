@@ -15,7 +15,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import as_ms, existing_ledger, gone_instances, may_write, positive, whole_id
+from x402guard.guard.arguments import as_ms, existing_ledger, gone_here, gone_instances, may_write, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -131,7 +131,7 @@ class Owner:
     ) -> list[BudgetRow]:
         """Return the sessions, the named budgets and the wallet, oldest first.
 
-        With *name* (or a pattern with ``*``), *state* (``open``, ``closed``, ``tripped``), *parent* (all below that
+        With *name* (or a pattern with ``*``), *state* (``open``, ``abandoned``, ``closed``, ``tripped``), *parent* (all below that
         budget) and *since* (when they were opened) only those that fit, and with *limit* only the last ones.
         """
         since_ms = as_ms("since", since) or 0
@@ -144,7 +144,7 @@ class Owner:
 
         With *since* or *until* it is that of the period, with what was captured in it. Raises ``ConfigError``.
         """
-        books = books_of(self._store, find_budget(self._store, session, latest=True))
+        books = books_of(self._store, find_budget(self._store, session, latest=True), gone=gone_here)
         return Report.of(books, since_ms=as_ms("since", since), until_ms=as_ms("until", until))
 
     def live(self, *, find: str = "") -> LiveView:
@@ -152,11 +152,11 @@ class Owner:
 
         Of those that have ended it has the newest ones, and those whose id, name or budget has the text *find*.
         """
-        return live_of(self._store, find=find)
+        return live_of(self._store, find=find, gone=gone_here)
 
     def totals(self) -> Totals:
         """Return the figures of the ledger at one moment: what ``/metrics`` says."""
-        return totals_of(self._store)
+        return totals_of(self._store, gone=gone_here)
 
     def captures(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
@@ -424,7 +424,7 @@ class Owner:
         """Return one session, named budget or the wallet."""
         node_id = find_budget(self._store, session)
         nodes = path_of(self._store, node_id)
-        return BudgetRow.of(nodes[node_id], nodes)
+        return BudgetRow.of(nodes[node_id], nodes, gone_here(self._store))
 
     # -- the ledger ---------------------------------------------------------------------------------------------------
 

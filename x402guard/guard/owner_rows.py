@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
-from x402guard.guard.arguments import gone_instances
-from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node, NodeState
+from x402guard.guard.arguments import gone_here, gone_instances
+from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
 from x402guard.ledger.owner import known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
-from x402guard.ledger.queries import find_budget, last_nodes, nodes_of
+from x402guard.ledger.queries import STANDINGS, find_budget, last_nodes, nodes_of, standing
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.tree import plain_room, remaining
@@ -68,14 +68,14 @@ class BudgetRow(_Row):
     created: str
 
     @classmethod
-    def of(cls, node: Node, nodes: dict[str, Node]) -> BudgetRow:
-        """Return the row of a node."""
+    def of(cls, node: Node, nodes: dict[str, Node], gone: Collection[str]) -> BudgetRow:
+        """Return the row of a node. *gone* are instances known to have ended."""
         return cls(
             id=node.id,
             parent=node.parent_id,
             name=node.name,
             kind=str(node.kind),
-            state=str(node.state),
+            state=standing(node, gone),
             terminated_by=node.terminated_by,
             budget=_dollars(node.limit),
             per=None if node.window is None else f"{node.window.per} {node.window.tz}",
@@ -93,15 +93,16 @@ def budget_rows(
     """Return the rows of budgets: see ``Owner.sessions``. Raises ``ConfigError``."""
     above = None if parent is None else find_budget(store, parent)
     if state is not None:
-        check_choice("state", state, [str(each) for each in NodeState])
+        check_choice("state", state, STANDINGS)
     check_whole("limit", limit, 0, optional=True)
+    gone = gone_here(store)
     wanted = None if name is None else check_name("name", name)
 
     def fits(node: Node) -> bool:
         is_named = wanted is None or fnmatchcase(node.name, wanted)
-        return is_named and (state is None or node.state == state) and node.created_ms >= since_ms
+        return is_named and (state is None or standing(node, gone) == state) and node.created_ms >= since_ms
 
-    return [BudgetRow.of(node, path) for node, path in last_nodes(store, fits, limit, above)]
+    return [BudgetRow.of(node, path, gone) for node, path in last_nodes(store, fits, limit, above)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ ACKNOWLEDGED: Final = "transfer_acknowledged"
 """The event of such a Transfer that its owner knows of."""
 
 TERMINATIONS: Final = (
-    "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
+    "budget_exhausted", "completed", "disputed_usage", "error", "kill_switch", "loop_detected", "not_verified", "overshoot",
     "rolled_back", "session_timeout", "spend_spike", UNEXPLAINED, "watchdog",
 )  # fmt: skip
 """Every value of ``terminated_by`` except null."""

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.kernel.rows import WALLET, Hold, HoldKind, Node, NodeKind
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.budgets import OVER
 from x402guard.ledger.lost import Compared
@@ -178,6 +178,21 @@ def has_ended(node: Node, gone: Collection[str], before_ms: int = OVER) -> bool:
     is_left = all(opener.rpartition("#")[0] in gone for opener in node.openers)
     over = bool(node.openers) or (node.until_ms is not None and node.until_ms <= before_ms)
     return node.closed_ms is not None or (is_left and over)
+
+
+ABANDONED: Final = "abandoned"
+"""The standing of an open session whose processes have all ended without closing it. Its id opens it again."""
+
+STANDINGS: Final = (*map(str, NodeState), ABANDONED)
+
+
+def standing(node: Node, gone: Collection[str]) -> str:
+    """Return the state of a node as it is shown: one of ``STANDINGS``. *gone* are instances known to have ended."""
+    return ABANDONED if node.state is NodeState.OPEN and has_ended(node, gone) else str(node.state)
+
+
+Gone = Callable[[LedgerReads], Collection[str]]
+"""Returns the instances that are known to have ended."""
 
 
 def _nearest_rank(ordered: list[int], percent: int) -> int:

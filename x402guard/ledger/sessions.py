@@ -276,6 +276,9 @@ def _tell_end(view: LedgerView, node: Node, word: str | None) -> None:
 COMPLETED: Final = "completed"
 NOT_VERIFIED: Final = "not_verified"
 
+ERROR: Final = "error"
+"""The end of a session whose block was left by an exception, and of which the agent has said nothing."""
+
 
 class Closing(Struct, frozen=True):
     """How one opening of a node ends.
@@ -295,7 +298,9 @@ class Closing(Struct, frozen=True):
 
 def _word_of(node: Node, closing: Closing) -> str | None:
     starved = closing.left_by_refusal or (node.starved and closing.said != COMPLETED)
-    return "budget_exhausted" if starved else closing.said
+    if starved:
+        return "budget_exhausted"
+    return ERROR if closing.failed and closing.said is None else closing.said
 
 
 Ending = Literal["normal", "abnormal"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 from x402guard.errors import ConfigError
 from x402guard.kernel.rows import Entry, Node, NodeKind
 from x402guard.ledger.lines import HoldLine, fold_holds
-from x402guard.ledger.queries import ALLOWANCE, nodes_of
+from x402guard.ledger.queries import ALLOWANCE, Gone, ended_instances, nodes_of, standing
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import below, path
@@ -38,6 +38,7 @@ class Books:
         tokens: the account of the tokens that the node counts in, or None.
         allowances: what Permit2 may still move of the wallet's tokens, as ``reconcile`` has seen it.
         payer: the wallet's address, or "".
+        gone: instances that are known to have ended.
         forgotten: how many sessions below it that have ended are in these books no more, and what they captured.
         scanned_ms: when ``reconcile`` last compared the wallet's transfers, in unix milliseconds, or None.
         now_ms: unix milliseconds.
@@ -54,6 +55,7 @@ class Books:
     tokens: TokenAccount | None = None
     allowances: Sequence[Mapping[str, Any]] = ()
     payer: str = ""
+    gone: Collection[str] = ()
     forgotten: tuple[int, int] = (0, 0)
     scanned_ms: int | None = None
 
@@ -61,6 +63,10 @@ class Books:
     def node(self) -> Node:
         """The node whose books these are."""
         return self.nodes[self.node_id]
+
+    def standing(self, node: Node) -> str:
+        """Return the state of one of these nodes as it is shown."""
+        return standing(node, self.gone)
 
     @cached_property
     def below(self) -> list[Node]:
@@ -81,14 +87,17 @@ class Books:
         }
 
 
-def books_of(store: LedgerStore, node_id: str) -> Books:
-    """Return the books of any node of a ledger at one moment. Raises ``ConfigError`` if there is no such node."""
+def books_of(store: LedgerStore, node_id: str, *, gone: Gone = ended_instances) -> Books:
+    """Return the books of any node of a ledger at one moment. Raises ``ConfigError`` if there is no such node.
+
+    *gone* returns the instances that are known to have ended.
+    """
     with store.at_one_moment(node_id) as ledger:
         nodes = nodes_of(ledger, node_id)
         if node_id not in nodes:
             raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
         inside = {node.id for node in below(nodes, node_id)}
-        gone = [sums for above, sums in ledger.forgotten().items() if above in inside]
+        forgotten = [sums for above, sums in ledger.forgotten().items() if above in inside]
         scans = [int(row["at_ms"]) for row in ledger.marks("scan", "").values()]
         return Books(
             nodes,
@@ -100,7 +109,8 @@ def books_of(store: LedgerStore, node_id: str) -> Books:
             tokens=_tokens_of(ledger, [node.id for node in path(nodes, node_id)]),
             allowances=[row for row in ledger.marks(ALLOWANCE, "").values() if row["allowance"]],
             payer=str(ledger.marks("wallet", "payer").get("payer", {}).get("address", "")),
-            forgotten=(sum(count for count, _ in gone), sum(nanos for _, nanos in gone)),
+            gone=gone(ledger),
+            forgotten=(sum(count for count, _ in forgotten), sum(nanos for _, nanos in forgotten)),
             scanned_ms=max(scans, default=None),
             now_ms=ledger.now_ms(),
         )

@@ -16,6 +16,7 @@ from x402guard.kernel.windows import window_end_ms
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.budgets import ACKNOWLEDGED, UNEXPLAINED
 from x402guard.ledger.lines import HoldLine, fold_holds
+from x402guard.ledger.sessions import COMPLETED, ERROR, NOT_VERIFIED
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.tree import path, plain_room, remaining
 from x402guard.views import groups
@@ -105,7 +106,7 @@ def _frame(books: Books, period: Period, sums: Sums, chain: Chain) -> View:
         kind=str(node.kind),
         id=node.id,
         name=node.name,
-        state=str(node.state),
+        state=books.standing(node),
         now_ms=books.now_ms,
         opened_ms=node.created_ms,
         closed_ms=node.closed_ms,
@@ -182,10 +183,14 @@ def _stops(books: Books, period: Period) -> Iterable[tuple[int, str]]:
                 yield entry.at_ms, str(word)
 
 
+_NO_STOPS: Final = frozenset({COMPLETED, ERROR, NOT_VERIFIED})
+"""The words of ends that no budget, rule or owner has brought about."""
+
+
 def _stopped_words(books: Books, sessions: Iterable[Row], period: Period) -> tuple[tuple[str, int], ...]:
     """Return how many sessions were stopped, by the reason: for all time as they stand, in a period as it happened."""
     found = (
-        [row.word for row in sessions if row.word and row.word != "completed"]
+        [row.word for row in sessions if row.word and row.word not in _NO_STOPS]
         if period.is_all
         else [word for _, word in _stops(books, period)]
     )

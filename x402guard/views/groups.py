@@ -151,7 +151,7 @@ def agent_rows(books: Books, groups: Groups) -> tuple[Row, ...]:
     rows: list[Row] = []
 
     def grow(node: Node, depth: int) -> None:
-        rows.append(replace(_node_row(groups.agents.get(node.id, Tally()), node), depth=depth))
+        rows.append(replace(_node_row(books, groups.agents.get(node.id, Tally()), node), depth=depth))
         for child in children.get(node.id, ()):
             grow(child, depth + 1)
 
@@ -160,9 +160,9 @@ def agent_rows(books: Books, groups: Groups) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _node_row(tally: Tally, node: Node, detail: str = "") -> Row:
+def _node_row(books: Books, tally: Tally, node: Node, detail: str = "") -> Row:
     row = tally.row(node.id, node.name, detail, node.limit)
-    return replace(row, state=str(node.state), word=ended_by(node), opened_ms=node.created_ms)
+    return replace(row, state=books.standing(node), word=ended_by(node), opened_ms=node.created_ms)
 
 
 def session_rows(books: Books, groups: Groups, where: Mapping[str, Home], period: Period) -> tuple[Row, ...]:
@@ -174,7 +174,7 @@ def session_rows(books: Books, groups: Groups, where: Mapping[str, Home], period
         is_quiet = node.kind is not NodeKind.SESSION or not (period.is_all or period.holds(node.last_ms))
         if tally is None and is_quiet:
             continue
-        rows.append(_node_row(tally or Tally(), node, home.customer_name))
+        rows.append(_node_row(books, tally or Tally(), node, home.customer_name))
     return tuple(sorted(rows, key=lambda row: (-row.sums.total, row.opened_ms)))
 
 

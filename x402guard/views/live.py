@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from msgspec import Struct
 from x402guard.kernel.rows import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.kernel.windows import rolled
 from x402guard.ledger.evidence import named_transaction
+from x402guard.ledger.queries import ABANDONED, Gone, ended_instances, standing
 from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import is_outermost, path
@@ -167,23 +168,26 @@ def _counted(sessions: Iterable[LiveSession], ever: int) -> dict[str, int]:
     return counts | {"closed": max(0, ever - sum(counts[state] for state in STATES if state != "closed"))}
 
 
-def live_of(store: LedgerStore, *, find: str = "") -> LiveView:
-    """Return the live view of a ledger at one moment. *find*: with the sessions whose id, name or budget has it, too."""
+def live_of(store: LedgerStore, *, find: str = "", gone: Gone = ended_instances) -> LiveView:
+    """Return the live view of a ledger at one moment. *find*: with the sessions whose id, name or budget has it, too.
+
+    *gone* returns the instances that are known to have ended.
+    """
     with store.at_one_moment() as ledger:
         now_ms = ledger.now_ms()
         looked_for = ledger.fitting(find.strip(), _NEWEST) if find.strip() else ()
         found = {node.id: node for node in (*ledger.current(_NEWEST), *looked_for)}
         nodes = {node.id: rolled(node, now_ms) for node in found.values()}
-        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms)
+        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), gone(ledger))
         return live.view(store.tally()[0])  # of the store, which counts only what is newer: maybe of a moment later
 
 
-def totals_of(store: LedgerStore) -> Totals:
+def totals_of(store: LedgerStore, *, gone: Gone = ended_instances) -> Totals:
     """Return the figures of a ledger at one moment. No session that has ended is read for it."""
     with store.at_one_moment() as ledger:
         now_ms = ledger.now_ms()
         nodes = {node.id: rolled(node, now_ms) for node in ledger.current(0)}
-        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms)
+        live = _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), gone(ledger))
         return live.totals(*store.tally())
 
 
@@ -191,9 +195,14 @@ class _Live:
     """The rows of one moment, and where each of its nodes belongs."""
 
     def __init__(
-        self, nodes: dict[str, Node], ledger: LedgerReads, questions: Mapping[str, Mapping[str, Any]], now_ms: int
+        self,
+        nodes: dict[str, Node],
+        ledger: LedgerReads,
+        questions: Mapping[str, Mapping[str, Any]],
+        gone: Collection[str],
     ) -> None:
-        self.nodes, self.ledger, self.questions, self.now_ms = nodes, ledger, questions, now_ms
+        self.nodes, self.ledger, self.questions, self.gone = nodes, ledger, questions, gone
+        self.now_ms = ledger.now_ms()
         self.refusals = ledger.marks("refusals", "")
         self.children: dict[str, list[Node]] = {}
         for node in nodes.values():
@@ -287,7 +296,8 @@ class _Live:
         below = self._below(node)
         above = [each for each in path(self.nodes, node.id)[1:] if each.state is NodeState.TRIPPED]
         stopped = node if node.state is NodeState.TRIPPED else above[0] if above else None
-        if node.state is NodeState.CLOSED or not node.openers:
+        is_left = standing(node, self.gone) == ABANDONED
+        if node.state is NodeState.CLOSED or not node.openers or is_left:
             state = "closed"
         elif stopped is not None:
             state = "stopped"
@@ -299,7 +309,7 @@ class _Live:
             customer=self._names(node.id)[3],
             agents=tuple(dict.fromkeys(child.name for child in below if child.state is NodeState.OPEN)),
             state=state,
-            word=ended_by(node if stopped is None else stopped),
+            word=ABANDONED if is_left else ended_by(node if stopped is None else stopped),
             reason=None if stopped is None else stopped.trip_reason,
             limit=node.limit,
             spent=node.spent,

@@ -39,7 +39,7 @@ def keys_of(books: Books) -> dict[str, Any]:
         "session": session.name,
         "id": session.id,
         "parent": session.parent_id,
-        "state": str(session.state),
+        "state": books.standing(session),
         "terminated_by": ended_by(session),
         "why": _why(books),
         "budget": None if session.limit is None else format_dollars(session.limit),
@@ -215,11 +215,11 @@ def _by_agent(books: Books) -> dict[str, dict[str, Any]]:
             uses[books.agents[line.node_id]].add(line)
     for counter in books.counters:
         uses[books.agents[counter["node"]]].refusals += int(counter["count"])
-    return {node_id: _agent(books.nodes[node_id], use) for node_id, use in uses.items()}
+    return {node_id: _agent(books, books.nodes[node_id], use) for node_id, use in uses.items()}
 
 
-def _agent(node: Node, use: _Use) -> dict[str, Any]:
-    return {"name": node.name, "state": str(node.state), "terminated_by": ended_by(node), **use.to_dict()}
+def _agent(books: Books, node: Node, use: _Use) -> dict[str, Any]:
+    return {"name": node.name, "state": books.standing(node), "terminated_by": ended_by(node), **use.to_dict()}
 
 
 def _why(books: Books) -> str | None:

@@ -49,6 +49,14 @@ class Period(Struct, frozen=True):
         changes = line.counted if self.window else line.changes
         return [change for change in changes if self.holds(change[0])]
 
+    def is_corrected_after(self, line: HoldLine) -> bool:
+        """True if what a hold has captured changed after it: what is known now is not known of the amount of then.
+
+        A proof that comes later and changes no amount counts for the call, in each period.
+        """
+        until_ms = self.until_ms
+        return not self.window and until_ms is not None and any(at_ms >= until_ms for at_ms, _, _ in line.changes)
+
     def begins(self, line: HoldLine) -> bool:
         """True if a hold was first captured in it: a later correction is no call of its period."""
         changes = line.counted if self.window else line.changes
@@ -112,8 +120,7 @@ def taken(books: Books, period: Period, where: Mapping[str, Home]) -> Iterator[T
         out = line.held if everything or period.until_ms is None or line.at_ms < period.until_ms else 0
         if not (captured or out > 0 or everything or inside):
             continue
-        # In a period that was asked for, an amount is believed as it was at its end, not as it is now.
-        said = inside[-1][2] if inside and not period.window else line.evidence
+        said = inside[-1][2] if inside and period.is_corrected_after(line) else line.evidence
         evidence = NAMES.get(said or "", "")
         if everything and not evidence and out <= 0:
             continue

@@ -94,7 +94,7 @@ def test_exhausted_tokens_are_no_exhausted_dollars(ledger_url):
         with pytest.raises(Exception, match="nothing is left of 10 tokens"), session:
             session.tokens.record_usage(10)
             session.tokens.allocate(1)
-        assert session.report().to_dict()["terminated_by"] is None
+        assert session.report().to_dict()["terminated_by"] == "error"
 
 
 def test_tokens_add_up_in_the_report(session):

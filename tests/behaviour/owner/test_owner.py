@@ -265,7 +265,7 @@ def test_the_command_shows_a_tree(url, many, tmp_path):
         ("reader", "c1"),
     ]
     assert "24h" in typed("sessions", "--since", "soon", "--ledger", "spend.db", cwd=tmp_path).stderr
-    assert "--state: 'gone' is neither" in typed("sessions", "--state", "gone", cwd=tmp_path).stderr
+    assert "--state: 'gone' is not one of" in typed("sessions", "--state", "gone", cwd=tmp_path).stderr
     assert (
         typed("sessions", "--since", "2099-01-01", "--ledger", "spend.db", cwd=tmp_path).stdout == "no session fits\n"
     )

@@ -67,6 +67,23 @@ def proof(letter, log=0):
     return f"eip155:84532/0x{letter * 64}/{log}"
 
 
+def test_a_proof_counts_in_every_period_of_its_call_and_a_later_amount_does_not():
+    world = World()
+    hold, other = world.hold(), world.hold()
+    for each in (hold, other):
+        world.step(each, Capture(usd("$0.10"), Evidence.CLAIMED))
+    world.tick(5)
+    night = world.books.clock.now_ms
+    world.step(hold, Correct(usd("$0.10"), Evidence.CHAIN, proof("a")))
+    world.tick(DAY_S)
+    world.step(other, Correct(usd("$0.08"), Evidence.CHAIN, proof("b")))
+    for since in (None, night - 60_000):
+        sums = world.report(since_ms=since, until_ms=night + 60_000).view.sums
+        assert (sums.proven, sums.claimed) == (usd("$0.10"), usd("$0.10")), "ten cents of the second were no proof"
+    sums = world.report(since_ms=night - 60_000).view.sums
+    assert (sums.proven, sums.claimed) == (usd("$0.18"), 0)
+
+
 def test_a_block_that_is_undone_after_midnight_counts_on_the_day_of_the_new_one():
     world = World()
     hold = world.hold()
