@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,11 +19,12 @@ pytestmark = pytest.mark.chain
 
 @pytest.fixture
 def pay(net, tmp_path):
-    def run(path, *words, **more):
+    def run(path, *words, command=("pay",), **more):
         environment = {"X402GUARD_PRIVATE_KEY": net.payer_key, **more}
+        environment = {name: value for name, value in environment.items() if value is not None}
         opinion = net.merchant.routes["documents"].format(n=42)
         url = path if "://" in path else f"{net.merchant.url}{opinion if path == '/opinion/42' else path}"
-        return forked("pay", url, *words, cwd=tmp_path, **environment)
+        return forked(*command, url, *words, cwd=tmp_path, **environment)
 
     return run
 
@@ -90,18 +92,68 @@ def test_a_dry_run_pays_nothing_and_shows_what_would_be_signed(pay, tmp_path):
 
 def test_a_dry_run_says_what_the_budget_and_the_wallet_would(pay, tmp_path):
     done = pay("/opinion/42", "--budget", "0.05", "--dry-run")
-    assert ": denied (budget)\n  --budget is $0.05\n" in done.stdout
+    assert "left of $0.05" in done.stdout
     assert "would sign" not in done.stdout
     with Guard(ledger=f"sqlite:///{tmp_path / 'x402guard.db'}", budget="$0.08"):
         pass
     done = pay("/opinion/42", "--budget", "0.50", "--dry-run")
-    assert ": denied (budget)\n  $0.08 are left in the wallet\n" in done.stdout
+    assert "the wallet has $0.08 left" in done.stdout
     with Owner(tmp_path / "x402guard.db") as owner:
         owner.set_budget("wallet", "$5.00")
         assert ": allowed" in pay("/opinion/42", "--budget", "0.50", "--dry-run").stdout
         owner.trip("wallet")
     done = pay("/opinion/42", "--budget", "0.50", "--dry-run")
-    assert "  the wallet is tripped: x402guard reset wallet opens it again\n" in done.stdout
+    assert "only its owner can reset it: x402guard reset wallet\n" in done.stdout
+
+
+def _trips(folder, _environment):
+    with Owner(folder / "x402guard.db") as owner:
+        owner.trip("wallet")
+
+
+def _kills(folder, environment):
+    (folder / "stop").touch()
+    environment["X402GUARD_KILL_FILE"] = str(folder / "stop")
+
+
+REFUSED = {
+    "budget": lambda folder, environment: environment.update(BUDGET="0.05"),
+    "session_tripped": _trips,
+    "kill_file": _kills,
+    "balance": lambda folder, environment: environment.update(X402GUARD_PRIVATE_KEY=KEY),
+    "hosts": lambda folder, environment: environment.update(X402GUARD_POLICY='{"hosts": ["seller.example"]}'),
+    "dollars_per_day": lambda folder, environment: environment.update(
+        X402GUARD_POLICY='{"velocity": {"dollars_per_day": "0.05"}}'
+    ),
+    "no_signer": lambda folder, environment: environment.update(X402GUARD_PRIVATE_KEY=""),
+}
+
+
+def _named(text):
+    """The text without the id of the session, which is another one each time."""
+    return re.sub(r"s_[0-9a-f]{16}", "s_…", text)
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_a_dry_run_refuses_by_the_same_rule_as_pay_and_changes_nothing(pay, net, tmp_path, rule):
+    environment = {"X402GUARD_CHAINS": json.dumps({net.network: net.rpc}), "BUDGET": "0.50"}
+    url = f"sqlite:///{tmp_path / 'x402guard.db'}"
+    with Guard(ledger=url, budget="$5.00") as guard, guard.session("before", budget="$1.00") as session:
+        session.charge("serp", "$0.01")
+    REFUSED[rule](tmp_path, environment)
+    budget = ("--budget", environment.pop("BUDGET"))
+    if environment.get("X402GUARD_PRIVATE_KEY") == "":
+        environment["X402GUARD_PRIVATE_KEY"] = None
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    dry = pay("/opinion/42", *budget, "--dry-run", "--json", **environment)
+    explained = pay("/opinion/42", command=("policy", "explain"), **environment)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    real = pay("/opinion/42", *budget, **environment)
+    [line] = json.loads(dry.stdout)
+    assert (dry.returncode, line["verdict"], real.returncode) == (2, "denied", 2)
+    assert _named(f"x402guard: {line['rule']}: {line['reason']}") in _named(real.stderr)
+    assert line["rule"] == {"kill_file": "session_tripped"}.get(rule, rule)
+    assert explained.returncode == (0 if rule in ("budget", "no_signer") else 2), explained.stdout
 
 
 @pytest.mark.parametrize("command", ["pay", "policy"])
@@ -119,7 +171,7 @@ def test_what_a_provider_bills_is_sent_to_no_provider_without_a_hold(command, pa
 def test_what_does_not_fit_is_refused_and_nothing_is_paid(pay, tmp_path):
     done = pay("/opinion/42", "--budget", "0.001")
     assert done.returncode == 2
-    assert "does not fit" in done.stderr
+    assert done.stderr.count("does not fit") == 1, "it is said once"
     with Owner(tmp_path / "x402guard.db") as owner:
         assert {str(row.spent) for row in owner.sessions()} == {"0.00"}
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 import httpx
 import typer
-from msgspec.structs import replace
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, typed_request
-from x402guard.cli.policy import explainer_of, show_verdicts
+from x402guard.cli.policy import explained, show_verdicts
 from x402guard.errors import ConfigError
 from x402guard.flow.receipt import Receipt, undelivered
+from x402guard.flow.shell import LOG
 from x402guard.guard.guard import Guard
-from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.http.logical import may_be_billed
 from x402guard.http.transport import GuardedTransport
-from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.money import dollars_to_nanos, format_dollars
-from x402guard.stores import ledger_exists
 from x402guard.views.words import json_text, printable
 
 _WAIT_S = 30.0
@@ -36,7 +36,7 @@ def pay(
     data: Data = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Ask once, pay nothing, and show the verdict of each rule and of the budget."),
+        typer.Option("--dry-run", help="Ask all that paying asks, pay nothing, and show what would become of it."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,31 +49,30 @@ def pay(
         typed_request(url, method, header, data),
     )
     if dry_run:
-        settings = load_settings()
-        most = _most(settings.ledger, dollars_to_nanos(limit))
-        show_verdicts(replace(explainer_of(settings), most=most).url(request), as_json=as_json)
+        show_verdicts(explained(load_settings(), request, dollars_to_nanos(limit)), as_json=as_json)
         return
     # `main` puts the null device in place of a stream that is closed. With `> /dev/null` the stream has its usual name.
     if getattr(sys.stdout, "name", "") == os.devnull:
         raise ConfigError("stdout is closed: what is paid for would be lost; give it a place, such as > answer")
-    with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
+    with _refusals_said_once(), Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
         with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:
             answer, receipt = _sent(http, request)
         _show(answer, receipt, as_json=as_json)
     raise typer.Exit(1 if answer.is_error else 0)
 
 
-def _most(ledger: str, limit: Nanos) -> tuple[Nanos, str]:
-    """Return what can be paid now, in nano-dollars, and why no more: by ``--budget``, or by the wallet of the ledger."""
-    by_budget = limit, f"--budget is ${format_dollars(limit)}"
-    if ledger == "memory://" or not ledger_exists(ledger):
-        return by_budget
-    with Owner(ledger, read_only=True) as owner:
-        wallet = owner.budget(WALLET)
-    if wallet.state == "tripped":
-        return Nanos(0), "the wallet is tripped: x402guard reset wallet opens it again"
-    left = None if wallet.remaining is None else dollars_to_nanos(wallet.remaining)
-    return by_budget if left is None or left >= limit else (left, f"${format_dollars(left)} are left in the wallet")
+@contextmanager
+def _refusals_said_once() -> Iterator[None]:
+    """A block that logs no refusal: the command ends with it."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return getattr(record, "event", "") != "refused"
+
+    LOG.addFilter(is_other)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(is_other)
 
 
 _BILLED: Final = "Its provider may bill the call all the same: it counts in the budget at what it may cost."

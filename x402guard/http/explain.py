@@ -42,6 +42,7 @@ class Explained(Struct, frozen=True):
         verdict: ``allowed``, ``narrowed``, ``denied``, or the approval that it needs.
         rule, reason: the rule that objects and its reason, or "".
         signs: what would be signed; "" for all but an offer that may be paid.
+        not_asked: what paying would ask beyond this, and was not asked; "" for nothing.
     """
 
     what: str
@@ -49,11 +50,18 @@ class Explained(Struct, frozen=True):
     rule: str = ""
     reason: str = ""
     signs: str = ""
+    not_asked: str = ""
+
+    @property
+    def is_denied(self) -> bool:
+        """True if it would be refused."""
+        return self.verdict.endswith("denied")
 
     def to_dict(self) -> dict[str, str]:
         """Return it as JSON values."""
         told = {"what": self.what, "verdict": self.verdict, "rule": self.rule, "reason": self.reason}
-        return {**told, "signs": self.signs} if self.signs else told
+        more = {"signs": self.signs, "not_asked": self.not_asked}
+        return told | {name: text for name, text in more.items() if text}
 
 
 class Explainer(Struct, frozen=True):
@@ -64,21 +72,19 @@ class Explainer(Struct, frozen=True):
         registry: the tokens that may be paid with.
         asks: there is an approver.
         meter: knows the calls that are billed without a 402: none is sent to be explained.
-        most: what can be paid at most, in nano-dollars, and why; None if that is not asked.
     """
 
     rules: Policy
     registry: AssetRegistry
     asks: bool
     meter: Meter
-    most: tuple[Nanos, str] | None = None
 
     def tool(self, name: str) -> Explained:
         """Return what the rules make of a tool by its name."""
         return self._explained(name, judge(self.rules, Subject(HoldKind.TOOL, (name,), Nanos(0))))
 
-    def url(self, request: httpx.Request) -> list[Explained]:
-        """Send a request once, without a payment, and return what the rules make of each offer.
+    def ask(self, request: httpx.Request) -> tuple[httpx.Response, bytes]:
+        """Send a request once, without a payment, and return its answer and the body as it was sent.
 
         Raises ``ConfigError``, also for what ``refuse_unheld`` names.
         """
@@ -88,10 +94,9 @@ class Explainer(Struct, frozen=True):
             with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
                 mark_guarded(request)
                 with closing(http.send(request, stream=True)) as answer:
-                    raw = _read(answer)
+                    return answer, _read(answer)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error
-        return self.answer(request, answer, raw)
 
     def refuse_unheld(self, request: httpx.Request) -> None:
         """Raise ``ConfigError`` for a call that its provider bills, and for a payment in it: it is sent without a hold."""
@@ -121,8 +126,6 @@ class Explainer(Struct, frozen=True):
         if isinstance(offer, Refusal):
             return Explained("an offer", "denied", offer.rule, offer.reason)
         what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
-        if self.most is not None and offer.amount_nanos > self.most[0]:
-            return Explained(what, "denied", "budget", self.most[1])
         case = Case(facts, offer)
         objection = judge_offer(self.rules, case)
         if objection is not None:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.view import Scope
 from x402guard.stores.checking import check_since
 from x402guard.stores.file_errors import (
     gone,
@@ -24,8 +25,9 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import noted_generation, noted_move, was_used
 from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
+from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.sqlite_schema import APPLICATION_ID, newest, not_a_ledger, strange_parts
-from x402guard.stores.transacts import StoreClock
+from x402guard.stores.transacts import Proposal, StoreClock
 
 R = TypeVar("R")
 
@@ -111,6 +113,11 @@ class ReadOnlyStore(SqliteStore):
     @override
     def _check_ready(self) -> None:
         raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
+
+    @override
+    def _decide(self, scope: Scope, proposal: Proposal[Any]) -> None:
+        with self._connected() as connection, one_moment(connection):
+            proposal(SqliteRows(connection).load(scope, self._clock.read))
 
     @override
     def _refuse_unless_sound(self) -> None:

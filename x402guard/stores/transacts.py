@@ -82,12 +82,17 @@ class Transacts(Ledger):
             self._openings.pop(node_id, None)
         return proposal.outcome()
 
+    def rehearse(self, scope: Scope, change: Change[R]) -> R:
+        """Return what a change would return now, and write nothing. Raises what it raises."""
+        proposal = Proposal(scope, change)
+        self._decide(scope, proposal)
+        return proposal.outcome()
+
     def open_later(self, node_id: str, scope: Scope, change: Change[R], decide: Change[R]) -> R:
         """See ``LedgerStore.open_later``."""
-        proposal = Proposal(scope, decide)
-        self._decide(scope, proposal)
+        decided = self.rehearse(scope, decide)
         self._openings[node_id] = Opening(scope, change, time.monotonic())
-        return proposal.outcome()
+        return decided
 
     def forget_opening(self, node_id: str) -> None:
         """Forget a session that is not written: nothing can use it any more."""
