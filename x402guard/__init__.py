@@ -41,6 +41,7 @@ from x402guard.errors import (
     X402GuardError,
 )
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.surroundings import VERSION
 from x402guard.guard.account import Outstanding
 from x402guard.guard.guard import Guard
 from x402guard.guard.in_context import reversible, tool
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from x402guard.guard.owner import Owner
     from x402guard.guard.signed_report import Anchor, ReportKey, SignedReport, verify_anchor, verify_report
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Action",

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, tell_as_of, typed_time, working
 from x402guard.cli.keys import report_key
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, InconsistentLedger
 from x402guard.flow.surroundings import here
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import existing_ledger, gone_here
+from x402guard.guard.arguments import existing_ledger, gone_here, gone_instances
 from x402guard.guard.clock import accept_clock, refuse_strange_clock
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.lost import count_lost
+from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
-from x402guard.ledger.view import Scope
+from x402guard.ledger.sessions import ensure_wallet
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
 from x402guard.stores.archiving import Archivable, unnamed_files
 from x402guard.stores.archiving import archive as move_to_files
+from x402guard.stores.read_only import ReadOnlyStore
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
 
@@ -107,6 +110,100 @@ def move(
     say(text, {"entries": entries, "budgets": budgets, "ledger": to}, as_json=as_json)
 
 
+@ledger.command("copy")
+def copy(
+    file: Annotated[Path, typer.Argument(help="The new file, such as /backup/spend-2026-11-30.db.")],
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the ledger in a file, whole and verified, while agents use it. `cp` leaves out what is in its -wal file.
+
+    To be put back with `x402guard ledger restore`; agents that open the copy itself are refused.
+    Example: x402guard ledger copy /backup/spend-2026-11-30.db
+    """
+    url = existing_ledger(ledger_url)
+    if not url.startswith("sqlite:///"):
+        raise ConfigError(f"ledger copy: it copies a ledger in a file; {url} is copied by pg_dump")
+    with closing(ReadOnlyStore(ledger_path(url), verified=False)) as store, working("copying the ledger"):
+        store.copy_to(file)
+    with closing(ReadOnlyStore(file, verified=False)) as made:
+        entries, budgets = made.size()
+    text = f"{file}: {entries} entries of {budgets} budgets, verified"
+    say(text, {"file": str(file.resolve()), "entries": entries, "budgets": budgets}, as_json=as_json)
+
+
+@ledger.command("upgrade")
+def upgrade(
+    force: Annotated[
+        bool, typer.Option("--force", help="Upgrade although an older installation runs: it is refused from then on.")
+    ] = False,
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take the ledger to this installation's version, which older installations do not read. A copy of a file is kept.
+
+    Until then this installation reads and writes it as the older ones do, so processes are updated one by one.
+    Example: x402guard ledger upgrade
+    """
+    url = existing_ledger(ledger_url)
+    version, newest, rows, now_ms = _versions(url)
+    if version >= newest:
+        say(f"{url} has ledger version {version} already", {"version": version, "copy": None}, as_json=as_json)
+        return
+    gone = gone_instances(rows, now_ms)
+    alive = {key: row for key, row in rows.items() if key not in gone}
+    lines = [
+        f"{key}: x402guard {row.get('package', 'of before')}, reads ledger version {row.get('schema', 'unknown')}"
+        for key, row in sorted(alive.items())
+    ]
+    older = [key for key, row in alive.items() if int(row.get("schema", 0)) < newest]
+    if older and not force:
+        shown = "".join(f"\n  {printable(line)}" for line in lines)
+        raise ConfigError(
+            f"ledger upgrade: {len(older)} of the processes that use it do not read version {newest}; update and start them "
+            f"again first. --force upgrades all the same: each of them is refused at its next change, and pays nothing.{shown}"
+        )
+    kept = _upgraded(url, version)
+    back = (
+        f"the copy of before is {kept}. To go back: end every process, put it back in place of the ledger, and run x402guard "
+        "ledger restore --accept-older with the older installation"
+        if kept
+        else "to go back, end every process and restore the pg_dump that you made before, with the older installation"
+    )
+    text = f"{url} has ledger version {newest} now (before: {version}); {back}"
+    say(text, {"version": newest, "copy": None if kept is None else str(kept)}, as_json=as_json)
+
+
+def _versions(url: str) -> tuple[int, int, Mapping[str, Mapping[str, Any]], int]:
+    """Return a ledger's version, the newest one, its processes by name, and its clock in unix milliseconds."""
+    if is_postgres(url):
+        from x402guard.stores.moving import instances_of
+        from x402guard.stores.postgres_schema import VERSION
+
+        version, rows, now_ms = instances_of(url)
+        return version, VERSION, rows, now_ms
+    if not url.startswith("sqlite:///"):
+        raise ConfigError(f"ledger upgrade: {url} is no ledger that lasts")
+    with closing(ReadOnlyStore(ledger_path(url), verified=False)) as store:
+        return store.version, store.schema, store.marks("instance", ""), store.now_ms()
+
+
+def _upgraded(url: str, version: int) -> Path | None:
+    """Upgrade a ledger, and return the copy of its file of before."""
+    if is_postgres(url):
+        from x402guard.stores.moving import upgrade_postgres
+
+        upgrade_postgres(url)
+        return None
+    path = ledger_path(url)
+    kept = path.with_name(f"{path.name}.version-{version}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    with closing(SqliteStore(path)) as store:
+        with closing(ReadOnlyStore(path)) as reading, working("copying the ledger"):
+            reading.copy_to(kept)
+        store.upgrade()
+    return kept
+
+
 @ledger.command("archive")
 def archive(
     before: Annotated[str, typer.Option(help="Sessions with nothing newer: 2026-11-01, 90d.")],
@@ -175,10 +272,17 @@ def restore(
         if not commits:
             raise ConfigError(f"ledger: {url} is not older than the one that was here; there is nothing to restore")
         nodes = tuple(node.id for node in store.nodes())
+        is_empty = not nodes
         hold_id = f"restored:{commits}:{store.now_ms()}"
-        scope = Scope(nodes=nodes, holds=(hold_id,), durable=True)
+        scope = Scope(nodes=(WALLET, *nodes), holds=(hold_id,), marks=(owner_mark(WALLET),), durable=True)
         by = operating_user()
-        store.transact(scope, lambda view: count_lost(view, hold_id, Nanos(lost), by, nodes))
+
+        def count(view: LedgerView) -> None:
+            if not view.has_node(WALLET):  # an empty copy: no room is known but what is counted
+                ensure_wallet(view, Nanos(lost))
+            count_lost(view, hold_id, Nanos(lost), by, nodes)
+
+        store.transact(scope, count)
         store.restored()
         tripped = sum(node.id != WALLET and node.state == "tripped" for node in store.nodes())
     finally:
@@ -187,6 +291,8 @@ def restore(
         f"{commits} durable commits are lost; ${format_dollars(Nanos(lost))} are captured in the wallet, and {tripped} sessions and "
         "budgets are tripped until you reset them"
     )
+    if is_empty:
+        text += "; nothing else is left of it, and the wallet has no room until you set its limit: x402guard budget set wallet AMOUNT"
     say(text, {"lost_commits": commits, "captured": format_dollars(Nanos(lost)), "tripped": tripped}, as_json=as_json)
 
 
@@ -231,7 +337,7 @@ def verify(
     signs = None if anchor is None else report_key(anchor)
     policy = None if counters is None else load_settings(counters).policy.build()
     hint: list[str] = []
-    with Owner(ledger, verified=False) as owner:
+    with _looked_at(ledger, as_json=as_json) as owner:
         tell_as_of(owner.as_of)
         heads = () if signs is None else owner.heads()  # before the audit, which then covers them
         with working("reading the journal"):
@@ -240,6 +346,7 @@ def verify(
                 problems = owner.verify_counters(policy, archives=not without_archives)
                 hint = [f"The policy is that of {counters}; an agent with another policy counts otherwise."]
         entries, budgets = owner.size()
+    problems = problems if budgets else [NO_WALLET]
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
     elif signs is not None and not problems:
@@ -249,6 +356,24 @@ def verify(
         lines = [*problems, *hint] if problems else [consistent, *_compared(earlier, counters)]
         typer.echo("\n".join(map(printable, lines)), err=signs is not None)
     raise typer.Exit(1 if problems else 0)
+
+
+NO_WALLET: Final = "it has no wallet: nothing was ever counted in it, or it is a copy without its -wal file"
+
+
+@contextmanager
+def _looked_at(ledger_url: str | None, *, as_json: bool) -> Iterator[Owner]:
+    """Give the ledger, in which nothing changes. A file with nothing in it is a finding."""
+    try:
+        owner = Owner(ledger_url, verified=False, read_only=True)
+    except InconsistentLedger as error:
+        if as_json:
+            typer.echo(json.dumps({"entries": 0, "budgets": 0, "problems": [str(error)]}, indent=2))
+        else:
+            typer.echo(f"{printable(str(error))}\n{printable(error.advice)}")
+        raise typer.Exit(1) from error
+    with owner:
+        yield owner
 
 
 def _compared(earlier: signed_report.Anchor | None, counters: Path | None) -> Iterator[str]:

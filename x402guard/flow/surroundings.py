@@ -25,6 +25,9 @@ from x402guard.flow.detached import in_event_loop, of_asyncio
 if TYPE_CHECKING:
     import asyncio
 
+VERSION: Final = "0.1.0"
+"""The version of this library."""
+
 
 class Surroundings:
     """This machine, and this process on it."""

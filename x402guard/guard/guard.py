@@ -21,7 +21,7 @@ from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG, Shell, WritesLate
-from x402guard.flow.surroundings import here
+from x402guard.flow.surroundings import VERSION, here
 from x402guard.flow.threads import finish_change, finish_closing, run_in_daemon_thread
 from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
@@ -270,8 +270,8 @@ class Guard(BudgetParent):
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
         store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
-        lifetime = {"lifetime_s": self.policy.max_lifetime_s}
-        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **lifetime, **me}
+        knows = {"package": VERSION, "schema": store.schema, "lifetime_s": self.policy.max_lifetime_s}
+        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **knows, **me}
 
     def _beat(self) -> None:
         self._write_row(self._row(ended=False))

@@ -183,6 +183,10 @@ class LedgerStore(LedgerReads, Protocol):
         """True if every call takes microseconds, so that an event loop may run it without a thread."""
 
     @property
+    def schema(self) -> int:
+        """The newest version of such a ledger that this library knows; 0 for one that no other process opens."""
+
+    @property
     def is_shared(self) -> bool:
         """True if processes of other machines use it, which cannot see whether a process of this one lives."""
 

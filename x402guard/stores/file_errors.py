@@ -73,12 +73,25 @@ def unreleased(place: Path | str) -> LedgerUnavailable:
     )
 
 
-def unfinished(path: Path) -> LedgerUnavailable:
+def unfinished(path: Path) -> InconsistentLedger:
     """Return the error for a file in which a ledger was begun, and in which there is none: the disk was full."""
-    return LedgerUnavailable(
-        f"the ledger {path} was begun and not made",
-        advice="Nothing was paid. Make room on its disk, then run `x402guard budget set wallet AMOUNT --new`.",
-        retry="after_change",
+    return InconsistentLedger(
+        f"the ledger {path} has nothing in it: it was begun and not made, or it is a copy without its -wal file",
+        advice=(
+            "Nothing was paid. A copy is made whole by `x402guard ledger copy FILE`. A new ledger is made by `x402guard budget "
+            "set wallet AMOUNT --new`, once there is room on its disk."
+        ),
+    )
+
+
+def emptied(path: Path) -> InconsistentLedger:
+    """Return the error for a file without a ledger in it, where one was."""
+    return InconsistentLedger(
+        f"the ledger {path} has nothing in it, and one was here: it looks like a copy without its -wal file",
+        advice=(
+            "Nothing was paid. Put the whole ledger back. If it is lost, the owner runs `x402guard ledger restore --accept-older`, "
+            "which counts what was used and stops everything."
+        ),
     )
 
 
@@ -140,11 +153,11 @@ def of_another_version(path: Path, version: int, known: int) -> LedgerUnavailabl
     if version > known:
         return newer(path, "written", version)
     return LedgerUnavailable(
-        f"{path} has ledger version {version}, and this installation reads version {known}; opening it once with the right "
-        "to write brings it there, and older installations are refused from then on",
+        f"{path} has ledger version {version}, and this installation reads version {known}; its owner upgrades it, and older "
+        "installations are refused from then on",
         advice=(
-            f"Nothing was paid. End the processes of older installations, run `x402guard verify --ledger {shlex.quote(str(path))}`, "
-            "then repeat the call."
+            "Nothing was paid. End the processes of older installations, run `x402guard ledger upgrade --ledger "
+            f"{shlex.quote(str(path))}`, then repeat the call."
         ),
         retry="after_change",
     )

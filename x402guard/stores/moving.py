@@ -22,12 +22,11 @@ from x402guard.stores.file_errors import gone, moved, of_another_version, older,
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import ABOUT, SCHEMA
-from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
+from x402guard.stores.postgres_server import CONNECT_S, Server, WholeNumber, migrate, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
-from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_hold, to_node, unpacked
+from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_hold, to_mark, to_node, unpacked
 from x402guard.stores.sql_reads import HOLDS, NODES, names
-from x402guard.stores.sqlite import moved_to
-from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, newest, not_a_ledger, strange_parts
+from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, OLDEST, moved_to, newest, not_a_ledger, strange_parts
 
 Target = psycopg.Connection[tuple[Any, ...]]
 
@@ -81,6 +80,27 @@ def move_to_postgres(path: Path, url: str) -> tuple[int, int]:
         return int(found[0]), int(found[1])
 
 
+def upgrade_postgres(url: str) -> None:
+    """Take a ledger in PostgreSQL to this library's version. Raises ``LedgerUnavailable``."""
+    server = Server(url, lambda _: None)
+    with server_unavailable("cannot upgrade the ledger", url), closing(server):
+        migrate(server)
+
+
+def instances_of(url: str) -> tuple[int, dict[str, dict[str, Any]], int]:
+    """Return the version of a ledger in PostgreSQL, its processes by name, and its clock in unix milliseconds.
+
+    Also of one of an earlier version, which no store opens. Raises ``LedgerUnavailable``.
+    """
+    server = Server(url, lambda _: None)
+    with server_unavailable("cannot read the ledger", url), closing(server):
+        [(version, now_ms)] = server.run(
+            f"SELECT version, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM {ABOUT}"
+        )
+        rows = server.run(f"SELECT key, value::text FROM {SCHEMA}.marks WHERE kind = 'instance'")
+    return int(version), {key: dict(to_mark(("instance", key, value))[1]) for key, value in rows}, int(now_ms)
+
+
 @contextmanager
 def _turn(path: Path) -> Iterator[FileTurn]:
     turn = FileTurn(path)
@@ -121,7 +141,7 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
         if moved_to(source) != url:
             raise moved(path, moved_to(source))
         return True
-    if version != newest():
+    if not OLDEST <= version <= newest():
         raise of_another_version(path, version, newest())
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
         raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from x402guard.kernel.rows import Node
 from x402guard.ledger.tree import path, without_idle
-from x402guard.stores.postgres_schema import BUSY, LOOKS_BY_INDEX, SCHEMA
+from x402guard.stores.postgres_schema import BUSY, LOOKS_BY_INDEX, SCHEMA, VERSION
 from x402guard.stores.postgres_server import BROKEN, STATEMENT_MS, Known, Server, is_there, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
@@ -84,6 +84,11 @@ class ServerReads(PostgresReads):
     _read_lock: Lock
     _check_usable: Callable[[], None]
     _trouble: Callable[[str], AbstractContextManager[None]]
+
+    @property
+    def schema(self) -> int:
+        """See ``LedgerStore.schema``."""
+        return VERSION
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         return self._rows(convert, sql, values, statement_ms=REPORT_MS)

@@ -23,7 +23,6 @@ from x402guard.stores.file_errors import newer, unreleased
 from x402guard.stores.postgres_schema import (
     ABOUT,
     ANOTHER_LEDGER,
-    IS_OWNER,
     MIGRATIONS,
     MOVING,
     ROLLED_BACK,
@@ -347,10 +346,10 @@ def rolled_back(url: str) -> LedgerUnavailable:
 
 
 def too_old(url: str, version: int) -> LedgerUnavailable:
-    """Return the error for a role that may not bring a ledger of an earlier *version* to this one."""
+    """Return the error for a ledger of an earlier *version*."""
     return LedgerUnavailable(
-        f"{url} has ledger version {version}, and this installation reads version {VERSION}; its owner brings it there",
-        advice="Nothing was paid. Start this version of x402guard once as the role that made the ledger: `x402guard verify`.",
+        f"{url} has ledger version {version}, and this installation reads version {VERSION}; its owner upgrades it",
+        advice="Nothing was paid. The role that made the ledger runs `x402guard ledger upgrade`, once no older installation runs.",
         retry="after_change",
     )
 
@@ -461,11 +460,11 @@ def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) ->
         )
     if not table and read_only:
         raise LedgerUnavailable(f"{url} has no ledger, and it is open to be read only")
-    version, is_owner = server.run(f"SELECT version, {IS_OWNER} FROM {ABOUT}")[0] if table else (0, True)
+    version = server.run(f"SELECT version FROM {ABOUT}")[0][0] if table else 0
     if version > VERSION:
         raise newer(url, "written", version)
     if version < VERSION:
-        if read_only or not is_owner:
+        if table:
             raise too_old(url, version)
         migrate(server)
     [(ledger, now_ms, is_moving)] = server.run(

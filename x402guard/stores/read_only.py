@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from x402guard.errors import LedgerUnavailable
+from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
 from x402guard.ledger.view import Scope
 from x402guard.stores.checking import check_since
 from x402guard.stores.file_errors import (
-    gone,
+    emptied,
     moved,
     of_another_version,
     older,
@@ -23,10 +23,18 @@ from x402guard.stores.file_errors import (
     unfinished,
     unsound,
 )
-from x402guard.stores.file_lock import noted_generation, noted_move, was_used
-from x402guard.stores.sqlite import SqliteStore, one_moment, refuse_another_version, refuse_moved
+from x402guard.stores.file_lock import FileTurn, Generation, noted_generation, noted_move, was_used
+from x402guard.stores.sqlite import SqliteStore, one_moment
 from x402guard.stores.sqlite_rows import SqliteRows
-from x402guard.stores.sqlite_schema import APPLICATION_ID, newest, not_a_ledger, strange_parts
+from x402guard.stores.sqlite_schema import (
+    APPLICATION_ID,
+    OLDEST,
+    newest,
+    not_a_ledger,
+    refuse_another_version,
+    refuse_moved,
+    strange_parts,
+)
 from x402guard.stores.transacts import Proposal, StoreClock
 
 R = TypeVar("R")
@@ -68,7 +76,7 @@ class ReadOnlyStore(SqliteStore):
             try:
                 with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
                     if self._is_known:
-                        refuse_another_version(connection, self._path)
+                        refuse_another_version(connection, self._path, self._version)
                         self._refuse_older(connection, noted.n)
                     yield connection
             except (sqlite3.Error, LedgerUnavailable):  # what is not there yet may be on its way
@@ -101,14 +109,20 @@ class ReadOnlyStore(SqliteStore):
             [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if owner or tables:
                 raise not_a_ledger(connection, self._path, owner)
-            raise gone(self._path) if existed else unfinished(self._path)
+            raise emptied(self._path) if existed else unfinished(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         refuse_moved(connection, version, self._path)
         if moved_to := noted_move(self._path):
             raise moved(self._path, moved_to)
-        if version != newest():
+        self._version = version
+        if not OLDEST <= version <= newest():
             raise of_another_version(self._path, version, newest())
         connection.execute("ROLLBACK")
+
+    @property
+    def version(self) -> int:
+        """The version of the ledger."""
+        return self._version
 
     @override
     def _check_ready(self) -> None:
@@ -131,9 +145,37 @@ class ReadOnlyStore(SqliteStore):
         with self._connected() as connection:
             return [convert(row) for row in connection.execute(sql, values).fetchall()]
 
+    def copy_to(self, target: Path) -> None:
+        """Copy the ledger as one commit has left it into a new file, with the counters of its lock file, and verify that.
+
+        Raises ``ConfigError`` if a ledger is or was there, ``LedgerUnavailable`` if one of both cannot be read or written.
+        """
+        target = target.resolve()
+        if target.exists() or was_used(target):
+            raise ConfigError(f"FILE: {target} is there already, or was a ledger; name a new file")
+        try:
+            with unavailable("cannot write the copy", target):
+                os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                with self._connected() as source, closing(sqlite3.connect(target)) as copy:
+                    source.backup(copy)
+                    copy.execute("PRAGMA synchronous = FULL")
+                    reached = Generation(*copy.execute(_REACHED).fetchone())
+                with closing(FileTurn(target)) as turn:
+                    turn.note(reached)
+            copied = ReadOnlyStore(target)
+            for problem in copied.audit():
+                raise unsound(target, problem)
+        except X402GuardError:
+            for name in ("", "-wal", "-shm", "-lock", "-queue"):
+                Path(f"{target}{name}").unlink(missing_ok=True)
+            raise
+
     @override
     def close(self) -> None:
         self._closed = True
+
+
+_REACHED: Final = "SELECT n, spent + coalesce((SELECT live FROM nodes WHERE id = 'wallet'), 0) FROM generation"  # as a commit notes it
 
 
 def _size_of(path: Path) -> int:

@@ -30,11 +30,11 @@ from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
     changed,
-    gone,
+    emptied,
     moved,
     newer,
+    of_another_version,
     older,
-    put_back,
     refuse_second_path,
     refuse_unless_kept,
     refuse_unless_writable,
@@ -45,7 +45,16 @@ from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
-from x402guard.stores.sqlite_schema import APPLICATION_ID, MOVED, migrate, newest, not_a_ledger, strange_parts
+from x402guard.stores.sqlite_schema import (
+    APPLICATION_ID,
+    OLDEST,
+    migrate,
+    newest,
+    not_a_ledger,
+    refuse_another_version,
+    refuse_moved,
+    strange_parts,
+)
 from x402guard.stores.transacts import Proposal, StoreClock, Transacts
 
 R = TypeVar("R")
@@ -212,8 +221,8 @@ class SqliteStore(SqlReads, GroupCommit):
 
     def _migrate(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
-        if version == 0 and self._turn.was_used:
-            raise gone(self._path)
+        if version == 0 and self._turn.was_used and not self._accepts_older:
+            raise emptied(self._path)
         refuse_moved(self._writer, version, self._path)
         if self._turn.moved_to:
             raise moved(self._path, self._turn.moved_to)  # an older copy was put back
@@ -221,9 +230,17 @@ class SqliteStore(SqlReads, GroupCommit):
             raise newer(self._path, "written", version)
         if version:
             self._refuse_if_older()  # before it is changed: it may be a backup that was put back by mistake
-        if version < newest():
+        if 0 < version < OLDEST:
+            raise of_another_version(self._path, version, newest())
+        if version == 0:
             migrate(self._writer, version)
+        self._version = version or newest()
         self._turn.note_used()
+
+    def upgrade(self) -> None:
+        """Take the ledger to the newest version, wholly or not at all. Raises ``LedgerUnavailable``."""
+        with unavailable("cannot upgrade the ledger", self._path):
+            self._in_turn(lambda: migrate(self._writer, self._version))
 
     def _refuse_if_older(self) -> None:
         behind = self._turn.generation().n - self._generation().n
@@ -237,6 +254,12 @@ class SqliteStore(SqlReads, GroupCommit):
         """Refuse files that were deleted or replaced while open: beside them, a new file would be a second budget."""
         if self._files is not None and _identities(self._path) != self._files:
             raise changed(self._path)
+
+    @property
+    @override
+    def schema(self) -> int:
+        """See ``LedgerStore.schema``."""
+        return newest()
 
     @override
     def _check_place(self) -> None:
@@ -344,9 +367,10 @@ class SqliteStore(SqlReads, GroupCommit):
 
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
-        if version != newest():
+        if version != self._version:
             refuse_moved(self._writer, version, self._path)
-            refuse_another_version(self._writer, self._path)
+            refuse_another_version(self._writer, self._path, self._version)
+            self._version = version  # its owner has upgraded it
 
     def _roll_back(self) -> None:
         self._rows.forget()
@@ -360,7 +384,7 @@ class SqliteStore(SqlReads, GroupCommit):
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
-            refuse_another_version(self._reader, self._path)
+            refuse_another_version(self._reader, self._path, self._version)
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
 
     @override
@@ -384,7 +408,7 @@ class SqliteStore(SqlReads, GroupCommit):
             unavailable("cannot read the ledger", self._path),
             closing(sqlite3.connect(uri, timeout=self._busy_s, uri=True)) as connection,
         ):
-            refuse_another_version(connection, self._path)
+            refuse_another_version(connection, self._path, self._version)
             yield connection
 
     @contextmanager
@@ -435,30 +459,6 @@ class SqliteStore(SqlReads, GroupCommit):
                 with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
                     self._writer.execute(f"PRAGMA busy_timeout = {round(_CLOSE_S * 1000)}")
                     self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> None:
-    """Raise ``LedgerUnavailable`` for a ledger that was moved."""
-    if version == MOVED:
-        raise moved(path, moved_to(connection))
-
-
-def refuse_another_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise ``LedgerUnavailable`` for a ledger that has another version than when it was opened.
-
-    What was moved can still be looked at here.
-    """
-    [version] = connection.execute("PRAGMA user_version").fetchone()
-    if version in (newest(), MOVED):
-        return
-    if version < newest():
-        raise put_back(path, version)
-    raise newer(path, "changed", version)
-
-
-def moved_to(connection: sqlite3.Connection) -> str:
-    """Return where the ledger of a file was moved to."""
-    return str(connection.execute("SELECT url FROM moved").fetchone()[0])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.stores.file_errors import foreign, unreleased
+from x402guard.stores.file_errors import foreign, moved, newer, put_back, unreleased
 
 APPLICATION_ID: Final = 0x78346C67
 """The letters "x4lg" in a file's header. Ledgers of the commits before have "x402", and versions 1 to 8 of their own.
@@ -146,8 +146,12 @@ MOVED: Final = 1_000_000
 """The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
 
 
+OLDEST: Final = 1
+"""The oldest version that this library reads and writes as it is: its parts are tables that have not changed since."""
+
+
 def newest() -> int:
-    """Return the version that this library reads and writes."""
+    """Return the version that this library makes, and takes a ledger to when its owner says so."""
     return 1 + len(MIGRATIONS)
 
 
@@ -162,10 +166,10 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
             connection.execute("ROLLBACK")
 
 
-@lru_cache(maxsize=1)
-def _ours() -> frozenset[tuple[str, str, str]]:
+@lru_cache(maxsize=4)
+def _ours(version: int) -> frozenset[tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:")) as made:
-        made.executescript("".join((SCHEMA, *MIGRATIONS)))
+        made.executescript("".join((SCHEMA, *MIGRATIONS)[:version]))
         return frozenset(made.execute(_PARTS))
 
 
@@ -179,9 +183,11 @@ def strange_parts(query: Callable[[str, Sequence[Any]], Iterable[Any]]) -> list[
     and so may a table of another name.
     """
     found = {(str(kind), str(name), str(sql)) for kind, name, sql in query(_PARTS, ())}
-    others = [part for part in found - _ours() if not part[2].upper().startswith(_STAYS.get(part[0], ("\0",)))]
+    [[version]] = query("PRAGMA user_version", ())
+    ours = _ours(version if version <= newest() else OLDEST)  # a ledger that was moved may have been of any version
+    others = [part for part in found - ours if not part[2].upper().startswith(_STAYS.get(part[0], ("\0",)))]
     added = [f"it has a {kind} {name!r}, which is not the ledger's" for kind, name, _ in others]
-    gone = [f"its {kind} {name!r} is gone, or another one" for kind, name, _ in _ours() - found]
+    gone = [f"its {kind} {name!r} is gone, or another one" for kind, name, _ in ours - found]
     return sorted({*added, *gone})
 
 
@@ -197,3 +203,27 @@ def not_a_ledger(connection: sqlite3.Connection, path: Path, application_id: int
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     is_unreleased = application_id == _UNRELEASED_ID or (application_id == 0 and tables >= _UNRELEASED_TABLES)
     return unreleased(path) if is_unreleased else foreign(path)
+
+
+def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> None:
+    """Raise ``LedgerUnavailable`` for a ledger that was moved."""
+    if version == MOVED:
+        raise moved(path, moved_to(connection))
+
+
+def refuse_another_version(connection: sqlite3.Connection, path: Path, known: int) -> None:
+    """Raise ``LedgerUnavailable`` for a ledger of an earlier version than the one *known*, or of a later one than this library's.
+
+    What was moved can still be looked at here.
+    """
+    [version] = connection.execute("PRAGMA user_version").fetchone()
+    if known <= version <= newest() or version == MOVED:
+        return
+    if version < known:
+        raise put_back(path, version)
+    raise newer(path, "changed", version)
+
+
+def moved_to(connection: sqlite3.Connection) -> str:
+    """Return where the ledger of a file was moved to."""
+    return str(connection.execute("SELECT url FROM moved").fetchone()[0])

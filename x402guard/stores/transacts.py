@@ -71,6 +71,11 @@ class Transacts(Ledger):
     def clock(self) -> Clock:
         return self._clock.read
 
+    @property
+    def schema(self) -> int:
+        """See ``LedgerStore.schema``."""
+        return 0
+
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
         ids = self._unwritten(scope) if self._openings else ()

@@ -18,7 +18,8 @@ from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.ledger.view import Scope
-from x402guard.stores import ledger_exists, open_store, postgres_server
+from x402guard.stores import ledger_exists, open_store, postgres_schema, postgres_server
+from x402guard.stores.moving import upgrade_postgres
 from x402guard.stores.postgres_schema import MIGRATIONS, TABLES, VERSION, functions
 from x402guard.stores.postgres_server import as_unavailable
 from x402guard.stores.rows import NODE_COLUMNS
@@ -168,18 +169,30 @@ def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
     assert say("SELECT version FROM x402guard.about").fetchone() == (VERSION,)
 
 
-def test_a_ledger_is_taken_to_a_next_version_once_by_its_owner_with_the_functions_of_that_one(fresh, monkeypatch):
+def test_a_ledger_is_taken_to_a_next_version_once_by_its_owner_with_the_functions_of_that_one(
+    fresh, monkeypatch, tmp_path
+):
     url, say = fresh
     books = Books(url)
     books.hold("h", "$0.01")
     before = books.store.entries("s")
     monkeypatch.setattr(postgres_server, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE x402guard.next (n integer);"))
-    monkeypatch.setattr(postgres_server, "VERSION", VERSION + 1)
+    for room in (postgres_server, postgres_schema):
+        monkeypatch.setattr(room, "VERSION", VERSION + 1)
+    with pytest.raises(LedgerUnavailable, match="its owner upgrades it") as caught:
+        open_store(url)
+    assert "x402guard ledger upgrade" in caught.value.advice
+    with make_guard(books.store):  # one of before, that lives
+        refused = typed("ledger", "upgrade", "--ledger", url, cwd=tmp_path)
+        assert (refused.returncode, "do not read version" in refused.stderr) == (2, True)
     with ThreadPoolExecutor() as pool:
-        stores = list(pool.map(lambda _: open_store(url), range(3)))
-    for store in stores:
-        assert (store.entries("s"), store.audit()) == (before, [])
-        store.close()
+        list(pool.map(lambda _: upgrade_postgres(url), range(3)))
+    assert (
+        f"has ledger version {VERSION + 1} already" in typed("ledger", "upgrade", "--ledger", url, cwd=tmp_path).stdout
+    )
+    store = open_store(url)
+    assert (store.entries("s"), store.audit()) == (before, [])
+    store.close()
     assert say("SELECT version, to_regclass('x402guard.next') IS NOT NULL FROM x402guard.about").fetchone() == (
         VERSION + 1,
         True,
@@ -302,10 +315,10 @@ def test_who_may_not_bring_a_ledger_to_this_version_is_told_who_does(fresh, read
     say("GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO agents; UPDATE x402guard.about SET version = version - 1")
     try:
         with pytest.raises(
-            LedgerUnavailable, match=f"has ledger version {VERSION - 1}, .* its owner brings it"
+            LedgerUnavailable, match=f"has ledger version {VERSION - 1}, .* its owner upgrades it"
         ) as told:
             open_store(url.replace("owner@", "agents@"), read_only=read_only)
-        assert "once as the role that made the ledger" in told.value.advice
+        assert "The role that made the ledger runs `x402guard ledger upgrade`" in told.value.advice
     finally:
         say("DROP OWNED BY agents; DROP ROLE agents")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command_line import typed
 from tests.support.merchant import make_guard
-from x402guard import LedgerUnavailable
+from x402guard import LedgerUnavailable, __version__
 from x402guard.kernel.rows import WALLET
 from x402guard.stores import open_store, sqlite_schema
 from x402guard.stores.moving import move_to_postgres
@@ -99,23 +99,54 @@ def test_a_file_of_another_program_is_none_of_before(tmp_path, number):
             opens()
 
 
-def test_a_ledger_is_taken_to_a_next_version_whole_and_once(closed, monkeypatch):
-    was = version(closed)
+def test_a_ledger_is_taken_to_a_next_version_by_its_owner_alone_whole_and_once(closed, monkeypatch):
+    was, url = version(closed), f"sqlite:///{closed}"
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT, "UPDATE next SET n = n + 1;"))
     with ThreadPoolExecutor() as pool:
-        stores = list(pool.map(lambda _: open_store(f"sqlite:///{closed}"), range(4)))
-    for store in stores:
+        stores = list(pool.map(lambda _: open_store(url), range(4)))
+    for command in ("verify", "sessions", "report s", "holds", "reconcile"):
+        typed(*command.split(), "--ledger", url, cwd=closed.parent)
+    with make_guard(url) as guard, guard.session("u", budget="$1.00") as session:
+        session.charge("serp", "$0.01")
+    assert version(closed) == was, "whoever opens it writes it as it is"
+    done = typed("ledger", "upgrade", "--ledger", url, cwd=closed.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "To go back: end every process, put it back in place of the ledger" in done.stdout
+    [copy] = closed.parent.glob("closed.db.version-*[0-9]")
+    assert version(copy) == was
+    for store in stores:  # open meanwhile, and able to read it
         assert (store.audit(), store.nodes()[0].id) == ([], WALLET)
+        with make_guard(store) as guard, guard.session("v", budget="$1.00") as session:
+            session.charge("serp", "$0.01")
         store.close()
     assert version(closed) == was + 2 == newest()
     assert say(closed, "PRAGMA application_id") == [(APPLICATION_ID,)]
-    assert say(closed, "SELECT n - (SELECT count(*) FROM entries) FROM next") == [(1,)]
-    with make_guard(f"sqlite:///{closed}") as guard, guard.session("t", budget="$1.00") as session:
-        session.charge("serp", "$0.01")
+    assert "has ledger version" in typed("ledger", "upgrade", "--ledger", url, cwd=closed.parent).stdout
     monkeypatch.undo()
-    for opens in (lambda: open_store(f"sqlite:///{closed}"), lambda: ReadOnlyStore(closed)):
+    for opens in (lambda: open_store(url), lambda: ReadOnlyStore(closed)):
         with pytest.raises(LedgerUnavailable, match=rf"was written by a newer x402guard \(ledger version {was + 2}\)"):
             opens()
+    ReadOnlyStore(copy).close()  # the way back
+
+
+def test_an_upgrade_names_the_processes_that_could_not_go_on(closed, monkeypatch):
+    url = f"sqlite:///{closed}"
+    guard = make_guard(url)
+    with closing(guard.shell.store):
+        session = guard.session("s", id="s")
+        monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
+        done = typed("ledger", "upgrade", "--ledger", url, cwd=closed.parent)
+        assert done.returncode == 2
+        assert f"1 of the processes that use it do not read version {THIS + 1}" in done.stderr
+        assert f"{guard.instance}: x402guard {__version__}, reads ledger version {THIS}" in done.stderr
+        assert version(closed) == THIS
+        monkeypatch.undo()
+        session.charge("serp", "$0.01")  # as if nothing had been asked
+        monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
+        assert typed("ledger", "upgrade", "--force", "--ledger", url, cwd=closed.parent).returncode == 0
+        monkeypatch.undo()
+        with pytest.raises(LedgerUnavailable, match="was changed by a newer x402guard"):
+            session.charge("serp", "$0.01")
 
 
 def test_a_new_ledger_has_the_next_version_at_once(tmp_path, monkeypatch):
@@ -161,17 +192,22 @@ def test_a_backup_that_was_put_back_by_mistake_is_refused_before_it_is_taken_to_
     monkeypatch.undo()
 
 
-def test_who_may_only_look_at_an_earlier_version_is_told_how_it_is_brought_to_this_one(closed, monkeypatch):
+def test_one_of_a_version_that_is_too_old_is_told_how_it_is_brought_to_this_one(closed, monkeypatch):
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
-    for opens in (lambda: ReadOnlyStore(closed), lambda: move_to_postgres(closed, "postgresql://h/d")):
+    for room in ("sqlite", "read_only", "moving"):
+        monkeypatch.setattr(f"x402guard.stores.{room}.OLDEST", newest())
+    url = f"sqlite:///{closed}"
+    for opens in (
+        lambda: open_store(url),
+        lambda: ReadOnlyStore(closed),
+        lambda: move_to_postgres(closed, "postgresql://h/d"),
+    ):
         with pytest.raises(
             LedgerUnavailable, match=f"has ledger version {THIS}, and this installation reads"
         ) as refused:
             opens()
         assert refused.value.retry == "after_change"
-        assert f"run `x402guard verify --ledger {closed}`" in refused.value.advice
-    assert typed("verify", "--ledger", f"sqlite:///{closed}", cwd=closed.parent).returncode == 0
-    ReadOnlyStore(closed).close()
+        assert f"run `x402guard ledger upgrade --ledger {closed}`" in refused.value.advice
 
 
 def test_a_library_that_has_it_open_stops_once_a_newer_one_has_changed_it(books):
@@ -244,7 +280,7 @@ def test_a_hash_takes_half_of_its_letters():
     assert unpacked(bytes(packed(text))) == text
 
 
-def test_a_ledger_of_version_1_gets_the_indexes_of_version_2(tmp_path, monkeypatch):
+def test_a_ledger_of_version_1_is_used_as_it_is_and_upgraded_to_what_a_new_one_is(tmp_path, monkeypatch):
     path = tmp_path / "l.db"
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", ())
     sqlite_schema._ours.cache_clear()
@@ -253,9 +289,16 @@ def test_a_ledger_of_version_1_gets_the_indexes_of_version_2(tmp_path, monkeypat
     monkeypatch.undo()
     sqlite_schema._ours.cache_clear()
     assert version(path) == 1
+    indexes = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    before = say(path, indexes)
     with make_guard(f"sqlite:///{path}") as guard, guard.session("t", budget="$1.00") as session:
         session.charge("serp", "$0.01")
         assert guard.shell.store.audit() == []
-    indexes = {row[0] for row in say(path, "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")}
-    assert {"nodes_current", "nodes_by_name"} <= indexes
-    assert version(path) == 2
+    assert (version(path), say(path, indexes)) == (1, before)
+    assert typed("ledger", "upgrade", "--ledger", f"sqlite:///{path}", cwd=tmp_path).returncode == 0
+    open_store(f"sqlite:///{tmp_path / 'new.db'}").close()
+    parts = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+    assert (version(path), say(path, parts)) == (newest(), say(tmp_path / "new.db", parts))
+    with make_guard(f"sqlite:///{path}") as guard, guard.session("u", budget="$1.00") as session:
+        session.charge("serp", "$0.01")
+        assert guard.shell.store.audit() == []

@@ -41,6 +41,11 @@ class WatchedStore:
         return True
 
     @property
+    def schema(self) -> int:
+        """See ``LedgerStore.schema``."""
+        return self.inner.schema
+
+    @property
     def is_shared(self) -> bool:
         """See ``LedgerStore.is_shared``."""
         return self.inner.is_shared
