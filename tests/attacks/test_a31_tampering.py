@@ -291,7 +291,7 @@ def test_a31_a_ledger_cut_short_is_refused(path, part):
 
 def test_a31_an_emptied_ledger_is_refused(path):
     path.write_bytes(b"")
-    with pytest.raises(LedgerUnavailable, match="existed here"):
+    with pytest.raises(LedgerUnavailable, match="has nothing in it, and one was here"):
         make_guard(f"sqlite:///{path}")
 
 

@@ -39,7 +39,7 @@ class Model:
     """All that a windowed budget is: what is live, and what was captured when."""
 
     def __init__(self, now):
-        self.now, self.live, self.captured, self.node, self.closed, self.tripped = now, {}, {}, {}, {}, set()
+        self.now, self.live, self.captured, self.node, self.closed, self.tripped = now, {}, {}, {}, {}, {}
         self.expired = set()
 
     def inside(self, node):
@@ -49,7 +49,7 @@ class Model:
         return sum(self.live.get(hold, 0) for hold in self.inside(node))
 
     def spent(self, node):
-        since = window_start_ms(WINDOWS[node], self.now) if node in WINDOWS else 0
+        since = self.since(node)
         return sum(n for hold in self.inside(node) for when, n in self.captured.get(hold, ()) if when >= since)
 
     def counted(self, node):
@@ -59,7 +59,8 @@ class Model:
         return LIMITS[node] is not None and self.counted(node) > LIMITS[node]
 
     def fits(self, leaf, amount):
-        if self.tripped & set(PATHS[leaf]):
+        self.lift()
+        if self.tripped.keys() & set(PATHS[leaf]):
             return False
         return all(LIMITS[n] is None or self.counted(n) + amount <= LIMITS[n] for n in PATHS[leaf])
 
@@ -82,7 +83,16 @@ class Model:
             self.trip(hold)
 
     def trip(self, hold):
-        self.tripped |= {node for node in PATHS[self.node[hold]] if self.passed(node)}
+        for node in PATHS[self.node[hold]]:
+            if self.passed(node):
+                self.tripped.setdefault(node, self.since(node))
+
+    def since(self, node):
+        return window_start_ms(WINDOWS[node], self.now) if node in WINDOWS else 0
+
+    def lift(self):
+        """A trip ends with its window, once what is live fits."""
+        self.tripped = {node: at for node, at in self.tripped.items() if at == self.since(node) or self.passed(node)}
 
 
 class WindowMachine(RuleBasedStateMachine):
@@ -215,6 +225,7 @@ class WindowMachine(RuleBasedStateMachine):
         nodes = nodes_of(self.books.store)
         for node, limit in LIMITS.items():
             row = nodes[node]
+            self.model.lift()
             assert (row.live, row.spent) == (self.model.held(node), self.model.spent(node)), node
             assert limit is None or row.counted <= limit or row.state is NodeState.TRIPPED
             assert (row.state is NodeState.TRIPPED) == (node in self.model.tripped)

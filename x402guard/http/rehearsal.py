@@ -101,11 +101,15 @@ class NoKey(Struct, frozen=True):
 
     def sign(self, hold: Hold) -> bytes:
         """Raise ``SignerError``."""
-        raise SignerError(f"nothing is signed in a rehearsal (hold {hold.id[:16]}…)")
+        raise _unsigned(hold)
 
     def sign_cancellation(self, hold: Hold) -> bytes:
         """Raise ``SignerError``."""
-        return self.sign(hold)
+        raise _unsigned(hold)
+
+
+def _unsigned(hold: Hold) -> SignerError:
+    return SignerError(f"nothing is signed in a rehearsal (hold {hold.id[:16]}…)")
 
 
 Rehearsed = Hold | ApprovalRequest | None

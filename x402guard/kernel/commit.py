@@ -330,7 +330,7 @@ def room(changes: Changes) -> None:
 
     A payment's lies in a session or scope. Past its limit a node is carried only by a bill, an upward correction, a
     step ``reopen``, a lower limit, ``ByOwner`` or ``Lost``, and is tripped in the same change set. A node leaves ``tripped``
-    by ``ByOwner`` alone; a closed one resumes under its limit. A bill may begin and end in a node that is not open.
+    by ``ByOwner``, or as ``rolled`` says; a closed one resumes under its limit. A bill may begin and end in a node that is not open.
     """
     carriers: set[str] = set()
     for move in changes.moves:

@@ -25,10 +25,8 @@ class Moved:
         self.head = ""
 
 
-STILL: Final = Moved()
-"""Of a node that nothing moves."""
-ZERO: Final = Node("", None, NodeKind.SESSION, "", None, 0, 0)
-"""The balances of a node before it is made."""
+STILL: Final = Moved()  # of a node that nothing moves
+ZERO: Final = Node("", None, NodeKind.SESSION, "", None, 0, 0)  # the balances of a node before it is made
 
 
 def _check_types(place: str, row: Hold | Node) -> None:

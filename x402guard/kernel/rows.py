@@ -101,7 +101,7 @@ class Node(Struct, frozen=True, gc=False):
         since_ms, past: when the current window began, and the amount captured before that.
         reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
         trip_reason: why it is tripped, as a sentence; None if it is not tripped.
-        soft: the soft limits, in millionths of the limit; warned: the highest one already notified.
+        soft: the soft limits, in millionths of the limit; warned: the highest one notified in its window; above a million, a trip.
         until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never; ``ledger.budgets.OVER`` by any clock.
     """
 

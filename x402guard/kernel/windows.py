@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from x402guard.kernel.rows import HoldState, Node, Window
+from x402guard.kernel.rows import HoldState, Node, NodeState, Window
 
 
 @lru_cache(maxsize=1)
@@ -41,8 +41,7 @@ def zone(tz: str) -> dt.tzinfo:
         return ZoneInfo.from_file(rules, key=tz)
 
 
-_LAST_SEEN: Final[dict[Window, tuple[int, int]]] = {}
-"""The start and the end of the window that was asked for last: each change of a ledger asks for the present one."""
+_LAST_SEEN: Final[dict[Window, tuple[int, int]]] = {}  # start and end: each change asks for the present window
 
 
 def window_start_ms(window: Window, now_ms: int) -> int:
@@ -78,13 +77,16 @@ _APART_MS: Final = 12 * 3_600_000
 
 
 def rolled(node: Node, now_ms: int) -> Node:
-    """Return a node with its window moved to *now_ms* (unix milliseconds); the same node if it has no window."""
+    """Return a node with its window moved to *now_ms* (unix ms). A trip by an overshoot ends with its window."""
     if node.window is None:
         return node
     start_ms = window_start_ms(node.window, now_ms)
-    if start_ms < node.since_ms + _APART_MS:
+    if start_ms >= node.since_ms + _APART_MS:
+        node = replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)
+    over = node.state is NodeState.TRIPPED and node.terminated_by == "overshoot" and node.warned <= 1_000_000
+    if not over or (node.room or 0) < 0:  # what is live may be more than the limit
         return node
-    return replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)
+    return replace(node, state=NodeState.OPEN, terminated_by=None, trip_reason=None)
 
 
 def closing_ms(begun_ms: int, clock_ms: int, *, lapses_ms: int | None = None) -> int:

@@ -14,7 +14,16 @@ from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, Sess
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.proofs import Proof
 from x402guard.kernel.rows import MAX_NANOS, NOTHING, Hold, HoldKind, Nanos, Node, NodeKind, NodeState
-from x402guard.ledger.budgets import ALL_STARVED, OVER, STARVED, TASK_STARVED, find_shortfall, reaches_soft_limit
+from x402guard.ledger.budgets import (
+    ALL_STARVED,
+    OVER,
+    STARVED,
+    TASK_STARVED,
+    ends_with_window,
+    find_shortfall,
+    reaches_soft_limit,
+    window_end_text,
+)
 from x402guard.ledger.events import Lapse
 from x402guard.ledger.transitions import apply, begin, begin_plainly
 from x402guard.ledger.view import LedgerView
@@ -99,10 +108,11 @@ def check_open(view: LedgerView, node_id: str, *, resumes: bool = False, ended: 
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
             why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
-            reset = shlex.join(("x402guard", "reset", node.id))
+            reset = f"its owner can reset it: {shlex.join(('x402guard', 'reset', node.id))}"
+            until = f"until {window_end_text(node, view.clock_ms)}; " if ends_with_window(node) else "only "
             return Refusal(
                 TRIPPED,
-                f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}",
+                f"{node.kind} {node.name!r} is tripped ({why}); {until}{reset}",
                 error=SessionTripped,
             )
         if node.state is NodeState.CLOSED and not ended and not (resumes and node.id == node_id):

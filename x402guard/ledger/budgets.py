@@ -12,13 +12,14 @@ process has a claim on it, so after a crash there is nothing to do.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from x402guard.kernel.rows import Hold, HoldKind, HoldState, Nanos, Node, NodeKind, NodeState
-from x402guard.kernel.windows import Taken, past_after
+from x402guard.kernel.windows import Taken, past_after, window_end_ms, zone
 from x402guard.ledger.tree import plain_room
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
@@ -272,7 +273,8 @@ def _reached(view: LedgerView, node: Node) -> list[int]:
 def forget_soft_limits(view: LedgerView, node_id: str) -> None:
     """After a change of the limit, count only the soft limits already reached as notified."""
     node = view.node(node_id)
-    view.put_node(replace(node, warned=max(_reached(view, replace(node, warned=0)), default=0)))
+    warned = max(_reached(view, replace(node, warned=0)), default=0)
+    view.put_node(replace(node, warned=node.warned if node.warned > PARTS else warned))
 
 
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
@@ -307,12 +309,14 @@ def trip_exceeded(view: LedgerView, node_id: str) -> None:
 def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None = None) -> None:
     """Trip a node until its owner resets it. *word* is one of ``TERMINATIONS``. A tripped node keeps its first word.
 
+    Where the node has a window, a trip by an overshoot ends with it; another trip that comes after it is written, too.
+
     *by* is the owner who does it with a command.
 
     In shadow mode the owner and a limit that is exceeded still trip it; what the rules would trip is recorded.
     """
     node = view.node(node_id)
-    if node.state is NodeState.TRIPPED:
+    if node.state is NodeState.TRIPPED and not (ends_with_window(node) and word != OVERSHOOT):
         return
     if view.shadow and word not in (KILL_SWITCH, OVERSHOOT):
         view.record(node_id, "event", facts={"name": WOULD_TRIP, "rule": word, "reason": reason})
@@ -322,16 +326,33 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
     reason = as_line(reason)
     named = {} if by is None else {"by": as_line(by)}
     view.record(node_id, "trip", facts={"word": word, "reason": reason, **named})
-    message = (
-        f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"
-    )
+    until = "until its owner resets it"
+    if word == OVERSHOOT and node.window is not None:
+        until = f"until {window_end_text(node, view.clock_ms)}, or {until}"
+    message = f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized {until}"
     view.tell(
         "tripped", "critical", message, session=node_id, amount=unlent(view, node_id).counted, limit=node.limit, rule=word,
         facts={"name": node.name, "reason": reason},
     )  # fmt: skip
-    tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
+    node = view.node(node_id)
+    # The end of its window takes this back, and so ends the trip: see ``kernel.windows.rolled``.
+    warned = PARTS + 1 if word == OVERSHOOT else node.warned
+    tripped = replace(node, state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason, warned=warned)
     view.put_node(tripped)
     balance_grants(view, node_id)
+
+
+def ends_with_window(node: Node) -> bool:
+    """True for a node that an overshoot has tripped until its window ends: see ``kernel.windows.rolled``."""
+    return node.terminated_by == OVERSHOOT and node.window is not None
+
+
+def window_end_text(node: Node, now_ms: int) -> str:
+    """Return when the present window of a node ends, such as ``its day ends (2026-11-04 00:00 Europe/Berlin)``."""
+    assert node.window is not None
+    per, tz = node.window.per, node.window.tz
+    end = datetime.fromtimestamp(window_end_ms(node.window, now_ms) / 1000, zone(tz))
+    return f"its {per} ends ({end:%Y-%m-%d %H:%M} {tz})"
 
 
 def as_line(text: str) -> str:

@@ -14,7 +14,7 @@ from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.evm import Address
 from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind, NodeState, Per, Window
 from x402guard.kernel.windows import window_start_ms, zone_names
-from x402guard.ledger.budgets import balance_grants, trip_exceeded
+from x402guard.ledger.budgets import balance_grants, trip_exceeded, unlent
 from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView, Scope
@@ -70,6 +70,7 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
     if limit is None or limit == wallet.limit or is_owners_limit(set_by_owner, limit, wallet.limit):
         return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
+        _refuse_below_used(view, wallet, limit, "budget")
         return _lower(view, wallet, limit)
     raise ConfigError(
         f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "
@@ -143,6 +144,8 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
             f"and never raised by code, but ${format_dollars(request.limit)} was requested; the owner raises it: {command}"
         )
     if request.limit is not None and request.limit != node.limit:
+        if node.kind is NodeKind.BUDGET:
+            _refuse_below_used(view, node, request.limit, "limit")
         node = _lower(view, node, request.limit)
     is_owners = set_by_owner is not None and node.limit == set_by_owner["is"]
     node = _tighten(view, node, request, is_owners=is_owners)
@@ -255,6 +258,18 @@ def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
     balance_grants(view, node.id)
     trip_exceeded(view, node.id)
     return view.node(node.id)
+
+
+def _refuse_below_used(view: LedgerView, node: Node, limit: Nanos, field: str) -> None:
+    """Raise ``ConfigError`` for a limit below what is used: one process's settings stop no budget that others share."""
+    used = unlent(view, node.id).counted
+    if limit < used:
+        what = "the wallet" if node.id == WALLET else f"budget {node.name!r}"
+        command = shlex.join(("x402guard", "budget", "set", node.id))
+        raise ConfigError(
+            f"{field}: ${format_dollars(limit)} is less than what {what} has used (${format_dollars(used)}), and would stop all "
+            f"that pay from it; its owner sets the limit: {command} AMOUNT, or {command} {format_dollars(limit)} --yes to stop it"
+        )
 
 
 def _tell_end(view: LedgerView, node: Node, word: str | None) -> None:

@@ -33,11 +33,8 @@ def _as_text(facts: Mapping[str, Any]) -> str:
     try:
         return _ENCODED(facts).decode()
     except UnicodeEncodeError:
-        return (
-            json.dumps(to_builtins(facts), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-            .encode("utf-8", "replace")
-            .decode()
-        )
+        text = json.dumps(to_builtins(facts), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+        return text.encode("utf-8", "replace").decode()
 
 
 class Scope(Struct, frozen=True):
@@ -155,18 +152,14 @@ class Notice:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the notice as plain values for JSON; amounts are decimal strings in dollars."""
-        amounts = {name: None if value is None else str(value) for name, value in
-                   (("amount", self.amount), ("limit", self.limit))}  # fmt: skip
-        return {
-            "kind": self.kind,
-            "severity": self.severity,
-            "message": self.message,
-            "session": self.session,
-            **amounts,
-            "rule": self.rule,
-            "time": self.time,
-            "facts": dict(self.facts),
-        }
+        told = {name: getattr(self, name) for name in _TOLD} | {"facts": dict(self.facts)}
+        return {name: str(value) if isinstance(value, Decimal) else value for name, value in told.items()}
+
+
+_TOLD: Final = ("kind", "severity", "message", "session", "amount", "limit", "rule", "time")
+
+BY_WINDOW: Final = "the end of its window"
+"""Who resets a budget that an overshoot has tripped, in its journal: nobody but the calendar."""
 
 
 class _Nodes(dict[str, Node]):
@@ -205,10 +198,6 @@ class LedgerView:
         self._paths: dict[str, tuple[str, ...]] = {}
         self._known_paths: dict[str, tuple[Node, ...]] = {}  # until a node changes
         self._nodes = _Nodes()
-        for node in loaded.before.nodes.values():
-            if node is not None:
-                # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
-                self._nodes[node.id] = node if node.window is None else rolled(node, self.clock_ms)
         self._holds = {hold.id: hold for hold in loaded.before.holds.values() if hold is not None}
         self._marks = dict(loaded.marks)
         self.node: Callable[[str], Node] = self._nodes.__getitem__
@@ -225,6 +214,17 @@ class LedgerView:
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
         self.excused: list[tuple[str, str]] = []
+        for node in loaded.before.nodes.values():
+            if node is not None:
+                self._nodes[node.id] = node
+                if node.window is not None:
+                    self._roll(node)
+
+    def _roll(self, node: Node) -> None:
+        # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
+        now = self._nodes[node.id] = rolled(node, self.clock_ms)
+        if now.state is not node.state:
+            self.record(node.id, "reset", facts={"by": BY_WINDOW, "word": node.terminated_by})
 
     @classmethod
     def of_marks(cls, now_ms: int, marks: Mapping[MarkKey, Mapping[str, Any]], *, ahead_ms: int = 0) -> LedgerView:
@@ -289,7 +289,7 @@ class LedgerView:
     def busy_below(self, node_id: str) -> list[Node]:
         """Return the nodes below a lending one that keep idle budget of it or hold something, in the order of ids."""
         for node in self._loaded.busy():
-            self._nodes[node.id] = rolled(node, self.clock_ms)
+            self._roll(node)
         self._known_paths.clear()
         self.now_ms = max(self.now_ms, self._loaded.now_ms)
         busy = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and self._borrows(n)]

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from tests.support.ledger import START_MS, Books, Clock, a_transfer, usd
 from x402guard.errors import ConfigError
 from x402guard.kernel import windows
-from x402guard.kernel.rows import WALLET, Evidence, HoldKind, Node, NodeKind, NodeState, Window
+from x402guard.kernel.rows import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Window
 from x402guard.kernel.windows import rolled, window_start_ms
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.budgets import room_on_path
+from x402guard.ledger.budgets import room_on_path, trip
 from x402guard.ledger.events import Capture, Correct, Expire, Lapse, Void
-from x402guard.ledger.owner import reset_node
+from x402guard.ledger.owner import owner_mark, reset_node, set_limit
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, check_window, open_node
+from x402guard.ledger.verify import verify_journal
 
 DAY = 86_400_000
 MIDNIGHT = START_MS // DAY * DAY + DAY  # UTC, after the Friday that START_MS is in: 2027-01-16
@@ -281,15 +282,73 @@ def test_a_day_inside_a_month_has_both():
     assert left(books) == usd("$2.00")
 
 
-def test_a_bill_above_the_ceiling_latches_and_a_new_day_resets_nothing_but_the_room():
+def test_a_bill_above_the_ceiling_latches_until_the_day_is_over():
     books = by_the()
     books.hold("h", "$1.00", kind=HoldKind.LLM)
     books.step("h", Capture(usd("$2.50"), Evidence.PROVIDER_USAGE))
     assert books.node("b").state is NodeState.TRIPPED
     with pytest.raises(ConfigError, match=r"has used \$2.50 of \$2.00"):
         books.change(lambda view: reset_node(view, "b", "me"), nodes=("b",), durable=True)
+    refused = books.hold("f", "$0.10")
+    assert "its day ends (2027-01-16 00:00 UTC); its owner can reset it: x402guard reset b" in refused.reason
+    books.clock.tick(60)
+    assert isinstance(books.hold("g", "$0.10"), Hold)
+    assert (books.node("b").state, books.node("b").terminated_by) == (NodeState.OPEN, None)
+    [entry] = [each for each in books.store.entries("b") if each.event == "reset"]
+    assert entry.facts() == {"by": "the end of its window", "word": "overshoot"}
+    problems, _ = verify_journal(books.store.nodes(), books.store.entries(WALLET), None)
+    assert problems == []
+
+
+def test_room_within_the_day_lets_nothing_go():
+    books = by_the()
+    books.hold("h", "$1.00", kind=HoldKind.LLM)
+    for limit in ("$0.50", "$9.00"):
+        books.change(
+            lambda view, limit=limit: set_limit(view, "b", usd(limit), "me"), nodes=("b",), marks=(owner_mark("b"),)
+        )
+    assert (books.node("b").state, left(books, "b")) == (NodeState.TRIPPED, usd("$8.00"))
+    assert books.hold("g", "$0.10").rule == "session_tripped", "a limit resets nothing"
+    books.clock.tick(60)
+    assert isinstance(books.hold("g", "$0.10"), Hold)
+
+
+@pytest.mark.parametrize("word", ["kill_switch", "loop_detected", "rolled_back"])
+@pytest.mark.parametrize("first", [False, True])
+def test_no_other_trip_ends_with_the_window(word, first):
+    books = by_the()
+    books.hold("h", "$1.00", kind=HoldKind.LLM)
+    trips = [
+        lambda: books.change(lambda view: trip(view, "b", word, "why"), nodes=("b",)),
+        lambda: books.step("h", Capture(usd("$2.50"), Evidence.PROVIDER_USAGE)),
+    ]
+    for each in trips if first else trips[::-1]:
+        each()
+    assert (books.node("b").state, books.node("b").terminated_by) == (NodeState.TRIPPED, word)
+    books.clock.tick(3 * DAY // 1000)
+    assert books.hold("g", "$0.10").rule == "session_tripped"
+    assert f"tripped ({word}: why); only its owner can reset it" in books.hold("g", "$0.10").reason
+
+
+def test_a_budget_without_a_window_stays_until_it_is_reset():
+    books = Books()
+    books.hold("h", "$1.00", kind=HoldKind.LLM)
+    books.step("h", Capture(usd("$2.50"), Evidence.PROVIDER_USAGE))
+    books.clock.tick(400 * DAY // 1000)
+    assert "only its owner can reset it" in books.hold("g", "$0.10").reason
+
+
+def test_what_is_live_over_midnight_and_more_than_the_limit_keeps_it_stopped_until_it_fits():
+    books = by_the()
+    books.open_kernel(most_exposed=usd("$3.00"))
+    books.hold("live", "$1.50", deadline_s=DAY)
+    books.hold("h", "$0.50", kind=HoldKind.LLM)
+    books.step("h", Capture(usd("$1.00"), Evidence.PROVIDER_USAGE))
+    books.change(lambda view: set_limit(view, "b", usd("$1.00"), "me"), nodes=("b",), marks=(owner_mark("b"),))
     books.clock.tick(60)
     assert books.hold("g", "$0.10").rule == "session_tripped"
+    books.step("live", Void("unsent"))
+    assert isinstance(books.hold("g", "$0.10"), Hold)
 
 
 # ---- corrections ----
