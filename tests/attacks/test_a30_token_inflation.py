@@ -134,7 +134,7 @@ LIMITED = {
     # the body, the output that its limit allows, and what that costs
     "the request's limit": (ask(), 100, "0.00105"),
     "the limit of each choice": (ask(n=3), 300, "0.00305"),
-    "the limit that we wrote": (ask(max_completion_tokens=None), 2_489, "0.02494"),
+    "the limit that we wrote": (ask(max_completion_tokens=None), 9_989, "0.09994"),
 }
 
 

@@ -13,7 +13,7 @@ process has a claim on it, so after a crash there is nothing to do.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -119,6 +119,28 @@ def room_on_path(
             rooms.append(room)
         idle += node.idle
     return Nanos(max(0, min(rooms))) if rooms else None
+
+
+class Part(NamedTuple):
+    """What one call may take of a budget: *most* and *left* in nano-dollars; *shared*: others hold something of it now."""
+
+    node: Node
+    most: int
+    left: int
+    shared: bool
+
+
+def tightest_part(view: LedgerView, node_id: str, share: int, finalizing: frozenset[str] = frozenset()) -> Part | None:
+    """Return the least that a call may take of a node and of each budget above it: all that is left, or 1/*share* of it.
+
+    It is all of it where nothing else is held. None if none of them has a limit.
+    """
+    parts = []
+    for each in view.path(node_id):
+        if (node := unlent(view, each.id)).limit is not None:
+            left = max(0, _room(node, finalizing) or 0)
+            parts.append(Part(node, left // share if node.live else left, left, node.live > 0))
+    return min(parts, key=lambda part: part.most, default=None)
 
 
 def unlent(view: LedgerView, node_id: str) -> Node:

@@ -16,9 +16,9 @@ from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, fingerprint_of, purpose_of, route_of, routes_of
 from x402guard.kernel.change_set import MarkKey
-from x402guard.kernel.rows import NOTHING, WALLET, Hold, HoldKind, Nanos
+from x402guard.kernel.rows import WALLET, Hold, HoldKind, Nanos
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
-from x402guard.ledger.budgets import find_shortfall, room_on_path
+from x402guard.ledger.budgets import room_on_path, tightest_part
 from x402guard.ledger.token_budget import Reservation, TokenLimit, call_tokens, reserve_tokens, tokens_left
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
@@ -47,7 +47,7 @@ LEAST_FITTED: Final = 1_024
 """The smallest output limit, in tokens, that the library writes. If it does not fit, the call is refused."""
 
 _SHARE: Final = 4
-"""An output limit that the library writes costs at most 1/4 of the remaining budget."""
+"""An output limit that the library writes costs at most 1/4 of what is left of a budget of which others hold something."""
 
 
 class Granted(Struct, frozen=True):
@@ -305,7 +305,7 @@ def _choose(
     left = room_on_path(view, context.node_id, context.finalizing, enough=whole.amount)
     if way != "fit" or left is None or whole.amount <= left:
         return whole
-    return _fit(view, context, call, ceiling, left)
+    return _fit(view, context, call, ceiling)
 
 
 def _most_tokens(ceiling: Ceiling, limit: int) -> int:
@@ -339,20 +339,30 @@ def _no_tokens(reason: str) -> Refusal:
     )
 
 
-def _fit(view: LedgerView, context: Context, call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
-    share = Nanos(left // _SHARE)
-    limit = min(ceiling.affordable(share), ceiling.maximum or 0)
-    if limit < LEAST_FITTED:
-        least, field = ceiling.amount(LEAST_FITTED), limit_field(call)
-        reason = (
-            f"{field}: the request sets no output limit, and the one that the guard would write, {max(limit, 0)} tokens of "
-            f"{call.model!r} for a quarter of the ${format_dollars(left)} that is left, is below {LEAST_FITTED:,}; set {field} "
-            "in the request, or raise the budget"
-        )
-        short = find_shortfall(view, context.node_id, least * _SHARE, context.finalizing)
-        where, needs = ("", NOTHING) if short is None else (short.node.id, short.needs)
-        return Refusal(BUDGET, reason, least, share, error=BudgetExhausted, short_of=where, needs=needs)
-    return _Choice(ceiling.amount(limit), limit, limit, written=True)
+def _fit(view: LedgerView, context: Context, call: Call, ceiling: Ceiling) -> _Choice | Refusal:
+    part = tightest_part(view, context.node_id, _SHARE, context.finalizing)
+    assert part is not None, "a call that does not fit has a budget with a limit"
+    limit = min(ceiling.affordable(Nanos(part.most)), ceiling.maximum or 0)
+    if limit >= LEAST_FITTED:
+        return _Choice(ceiling.amount(limit), limit, limit, written=True)
+    least, field = ceiling.amount(LEAST_FITTED), limit_field(call)
+    of_it = "a quarter of the" if part.shared else "the"
+    reason = (
+        f"{field}: the request sets no output limit, and the one that the guard would write, {max(limit, 0)} tokens of "
+        f"{call.model!r} for {of_it} ${format_dollars(part.left)} that is left, is below {LEAST_FITTED:,}; set {field} in the "
+        "request, or raise the budget"
+    )
+    # Once what the others hold has come back, all that is left may be held.
+    kept = (part.node.room or 0) - part.left
+    return Refusal(
+        BUDGET,
+        reason,
+        least,
+        Nanos(part.most),
+        error=BudgetExhausted,
+        short_of=part.node.id,
+        needs=Nanos(least + max(0, kept)),
+    )
 
 
 def _estimate_is_out(view: LedgerView, marks: tuple[MarkKey, ...]) -> bool:

@@ -80,8 +80,8 @@ class Metering:
 
     Args:
         unbounded_output: the handling of calls without an output limit. ``fit``: hold the model's maximum if it fits
-            the remaining budget; else write an affordable limit into the request, at most a quarter of the remaining
-            budget; under 1,024 tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of
+            the remaining budget; else write an affordable limit into the request: what the remaining budget pays for, or a
+            quarter of that while other calls hold something of it; under 1,024 tokens, wait for those, or refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of
             this ledger's calls to that model. ``refuse``.
         include_usage: request usage in OpenAI streams if the caller did not, and hide the extra chunk from the caller.
         endpoints: base URL → provider or ``Endpoint``, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``.

@@ -1,6 +1,7 @@
 """What is held for a call that sets no output limit, what becomes of a bill above its ceiling, and books that fail."""
 
 import json
+import threading
 import time
 from decimal import Decimal
 
@@ -115,17 +116,30 @@ def test_fit_writes_a_limit_where_it_does_not_fit(way, url, body, field):
         )
         [held] = provider.held
         one_more = held / limit  # at least what one token more would have added
-        assert budget / 4 - one_more <= held <= budget / 4
+        assert budget - one_more <= held <= budget, "nothing else is held, so it may hold all that is left"
         assert limit >= 1_024
         [event] = [e for e in session.report().to_dict()["events"] if e["event"] == "output_limited"]
         assert (event["output_tokens"], event["model"]) == (limit, body.get("model") or event["model"])
-        # What is left is less now, and so is the next call's limit.
+        # Its answer was lost, so it is held until it is known, and nothing is left: the next one does not get in between.
+        with pytest.raises(BudgetExhausted):
+            way.post(session, provider, body, url=url)
+
+
+@both_modes
+@each_call
+def test_fit_leaves_three_quarters_to_others_that_hold_something(way, url, body, field):
+    budget = some(whole(url, body), 2)
+    with metered(budget=budget) as session, session.hold("a tool", up_to=some(budget, 10)):
+        provider = Provider(session, Answer.of(ERROR, 429))
         way.post(session, provider, body, url=url)
-        assert provider.held[1] - held <= (budget - held) / 4
+        limit, _ = taken_out(provider.bodies[0], field)
+        left = budget - some(budget, 10)
+        held = provider.held[0] - some(budget, 10)
+        assert left / 4 - held / limit <= held <= left / 4
 
 
 @every_way
-@pytest.mark.parametrize(("used", "shortened"), [(2_488, False), (2_489, True)])
+@pytest.mark.parametrize(("used", "shortened"), [(9_988, False), (9_989, True)])
 def test_an_answer_that_ends_at_the_limit_that_we_wrote_is_told(way, used, shortened):
     notices = []
     answer = completion({"prompt_tokens": 20, "completion_tokens": used})
@@ -133,10 +147,10 @@ def test_an_answer_that_ends_at_the_limit_that_we_wrote_is_told(way, used, short
     with metered(budget="$0.10", guard={"on_notice": notices.append}) as session:
         response, chunks = way.post(session, Provider(session, Answer.of(answer)), UNLIMITED)
         receipt = response.extensions["x402guard"]
-        assert (receipt.output_limit, receipt.shortened) == (2_489, shortened)
+        assert (receipt.output_limit, receipt.shortened) == (9_989, shortened)
         assert json.loads(b"".join(chunks)) == answer
     told = [notice for notice in notices if notice.kind == "output_shortened"]
-    assert [notice.facts["output_tokens"] for notice in told] == [2_489] * shortened
+    assert [notice.facts["output_tokens"] for notice in told] == [9_989] * shortened
 
 
 def test_an_answer_that_ends_at_the_callers_own_limit_is_not_shortened():
@@ -154,15 +168,15 @@ def test_the_limit_that_we_wrote_stands_in_the_receipt(way):
         response, _ = way.post(session, provider, UNLIMITED)
         receipt = response.extensions["x402guard"]
         assert (
-            receipt.output_limit == provider.bodies[0]["max_completion_tokens"] == 2_489
-        )  # ($0.025 - 44 x $2.50/M) / $10/M
+            receipt.output_limit == provider.bodies[0]["max_completion_tokens"] == 9_989
+        )  # ($0.10 - 44 x $2.50/M) / $10/M
         assert (receipt.amount, receipt.evidence) == (COST, "provider_usage")
         assert provider.requests[0].headers["content-length"] == str(len(provider.requests[0].content))
 
 
 @both_modes
 @each_call
-def test_fit_refuses_where_a_quarter_of_what_is_left_pays_for_less_than_1024_tokens(way, url, body, field):
+def test_fit_refuses_where_what_is_left_pays_for_less_than_1024_tokens(way, url, body, field):
     held = whole(url, body)
     with metered(budget=some(held, 1000)) as session:
         provider = Provider(session)
@@ -178,7 +192,7 @@ def test_fit_refuses_where_a_quarter_of_what_is_left_pays_for_less_than_1024_tok
 
 def test_fit_refuses_at_1023_tokens_and_writes_1024():
     price = {"m": ModelPrice(input="$0", output="$1000", max_output=100_000)}
-    for budget, written in (("$4.092", None), ("$4.096", 1_024)):
+    for budget, written in (("$1.023", None), ("$1.024", 1_024)):
         with metered(budget=budget, models=price) as session:
             provider = Provider(session)
             if written is None:
@@ -190,22 +204,39 @@ def test_fit_refuses_at_1023_tokens_and_writes_1024():
             assert bool(provider.bodies) == (written is not None)
 
 
-def test_three_calls_at_once_without_a_limit_all_fit():
+def test_three_calls_at_once_without_a_limit_wait_for_each_other_and_all_fit():
+    """The first holds all that is left, and is slow: the others wait, and are not told that the budget is used up."""
     with metered(budget="$0.10") as session:
-        answers = [Answer.of() for _ in range(3)]
-        provider = Provider(session, *answers)
+        provider, began, errors = Provider(session, *[Answer.of() for _ in range(3)]), threading.Barrier(3), []
 
-        def nested(depth):
-            with SYNC.library.Client(transport=SYNC.transport(session, provider)) as http:
-                with http.stream("POST", CHAT, json=UNLIMITED) as response:
-                    if depth:
-                        nested(depth - 1)
-                    response.read()
+        def ask_slowly():
+            began.wait()
+            try:
+                with SYNC.library.Client(transport=SYNC.transport(session, provider)) as http:
+                    with http.stream("POST", CHAT, json=UNLIMITED) as response:
+                        time.sleep(0.1)  # the answer of a model takes its time
+                        response.read()
+            except Exception as error:
+                errors.append(error)
 
-        nested(2)
-        limits = [sent["max_completion_tokens"] for sent in provider.bodies]
-        assert limits == sorted(limits, reverse=True)
+        threads = [threading.Thread(target=ask_slowly) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert max(sent["max_completion_tokens"] for sent in provider.bodies) == 9_989
         assert (session.held, session.spent) == (0, 3 * COST)
+
+
+def test_one_that_could_never_fit_is_told_so_at_once():
+    price = {"m": ModelPrice(input="$0", output="$1000", max_output=100_000)}
+    with metered(budget="$1.50", models=price) as session, session.hold("a tool", up_to="$0.50"):
+        began = time.monotonic()
+        with pytest.raises(BudgetExhausted, match=r"for a quarter of the \$1\.00 that is left") as refused:
+            SYNC.post(session, Provider(session), {**UNLIMITED, "model": "m"})
+        assert time.monotonic() - began < 5, "the hold of this very task is not waited for"
+        assert str(refused.value.requested) == "1.024"
 
 
 # -- the other settings ----------------------------------------------------------------------------------------------------
