@@ -149,3 +149,109 @@ def test_a_copy_replaces_nothing(tmp_path):
             store.copy_to(path)
         with pytest.raises(LedgerUnavailable, match="cannot write the copy"):
             store.copy_to(tmp_path / "nowhere" / "copy.db")
+
+
+# -- copies that somebody opens --------------------------------------------------------------------------------------------
+
+
+def spent_by(path, budget="$0.10"):
+    """How many cents an agent gets out of a ledger."""
+    with make_guard(f"sqlite:///{path}", budget=budget) as guard, guard.session("s", budget=budget) as session:
+        for n in range(20):
+            try:
+                session.charge("x", "$0.01", arguments={"n": n})
+            except BudgetExhausted:
+                return n
+    return 20
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A ledger for ten cents of which two are spent, and a copy of its file elsewhere."""
+    first, second = tmp_path / "a" / "spend.db", tmp_path / "b" / "spend.db"
+    for path in (first, second):
+        path.parent.mkdir()
+    with make_guard(f"sqlite:///{first}", budget="$0.10") as guard, guard.session("s", budget="$0.10") as session:
+        for n in range(2):
+            session.charge("x", "$0.01", arguments={"n": n})
+    shutil.copy(first, second)
+    return first, second
+
+
+@pytest.mark.parametrize("with_locks", [False, True])
+def test_of_two_copies_one_pays_and_the_other_is_for_looking(copied, tmp_path, with_locks):
+    first, second = copied
+    if with_locks:
+        for name in ("lock", "queue"):
+            shutil.copy(f"{first}-{name}", f"{second}-{name}")
+    with pytest.raises(LedgerUnavailable, match="is a copy, and the first one may be in use") as refused:
+        spent_by(second)
+    assert f"x402guard ledger file --accept --ledger {second}" in refused.value.advice
+    with pytest.raises(LedgerUnavailable, match="is a copy"):
+        Owner(second)
+    url = f"sqlite:///{second}"
+    for command in ("sessions", "report wallet", "verify", "holds", "ledger file"):
+        assert typed(*command.split(), "--ledger", url, cwd=tmp_path).returncode == 0, command
+    assert spent_by(first) == 8
+    with pytest.raises(LedgerUnavailable, match="is a copy"):
+        spent_by(second)
+    not_one = typed("ledger", "restore", "--accept-older", "--ledger", url, cwd=tmp_path)
+    assert (not_one.returncode, "there is nothing to restore" in not_one.stderr) == (2, True)
+    with pytest.raises(LedgerUnavailable, match="is a copy"):
+        spent_by(second)
+
+
+def test_its_owner_moves_a_ledger_to_another_place_by_a_command(copied, tmp_path):
+    first, second = copied
+    first.unlink()
+    url = f"sqlite:///{second}"
+    asked = typed("ledger", "file", "--ledger", url, cwd=tmp_path)
+    assert "if it is the ledger now, repeat it with --accept" in asked.stdout
+    done = typed("ledger", "file", "--accept", "--ledger", url, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == {"file": str(second), "noted": False, "accepted": True}
+    assert spent_by(second) == 8
+    again = typed("ledger", "file", "--accept", "--ledger", url, cwd=tmp_path)
+    assert "is the file that the ledger notes" in again.stdout
+    moved = tmp_path / "c.db"
+    second.rename(moved)  # a name is no other file
+    assert spent_by(moved) == 0
+
+
+def test_a_copy_by_the_command_is_a_copy_and_a_restored_one_is_the_ledger(copied, tmp_path):
+    first, _ = copied
+    copy, url = tmp_path / "copy.db", f"sqlite:///{first}"
+    assert typed("ledger", "copy", copy, "--ledger", url, cwd=tmp_path).returncode == 0
+    with pytest.raises(LedgerUnavailable, match="is a copy"):
+        spent_by(copy)
+    assert spent_by(first) == 8
+    remove_database(first)
+    shutil.copy(copy, first)
+    done = typed("ledger", "restore", "--accept-older", "--ledger", url, cwd=tmp_path)
+    assert "$0.08 are captured in the wallet" in done.stdout, done.stderr
+    assert spent_by(first) == 0
+
+
+def test_a_copy_is_not_moved_to_a_server(copied, url, tmp_path):
+    first, second = copied
+    refused = typed("ledger", "move", url, "--ledger", f"sqlite:///{second}", cwd=tmp_path)
+    assert (refused.returncode, "it is a copy, and the first one may be in use" in refused.stderr) == (2, True)
+    assert typed("ledger", "move", url, "--ledger", f"sqlite:///{first}", cwd=tmp_path).returncode == 0
+    for path in copied:
+        with pytest.raises(LedgerUnavailable, match=r"is a copy|was moved to"):
+            spent_by(path)
+    with make_guard(url) as guard, guard.session("s", budget="$0.50") as session:
+        session.charge("x", "$0.08")
+        with pytest.raises(BudgetExhausted):
+            session.charge("x", "$0.01")
+
+
+def test_a_ledger_of_before_notes_its_file_at_its_next_opening(copied):
+    first, second = copied
+    with closing(sqlite3.connect(second)) as raw:
+        raw.execute("DELETE FROM marks WHERE kind = 'file'")
+        raw.commit()
+    shutil.copy(second, first.parent / "third.db")
+    assert spent_by(second) == 8
+    shutil.copy(second, first.parent / "fourth.db")
+    with pytest.raises(LedgerUnavailable, match="is a copy"):
+        spent_by(first.parent / "fourth.db")

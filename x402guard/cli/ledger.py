@@ -32,6 +32,7 @@ from x402guard.money import format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
 from x402guard.stores.archiving import Archivable, unnamed_files
 from x402guard.stores.archiving import archive as move_to_files
+from x402guard.stores.file_lock import FILE_MARK, place_of
 from x402guard.stores.read_only import ReadOnlyStore
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
@@ -83,6 +84,37 @@ def clock(
 
 def _shown(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@ledger.command("file")
+def file(
+    accept: Annotated[bool, typer.Option("--accept", help="Take this file as the ledger.")] = False,
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the ledger's file with the one that the ledger notes, and take it as right. A copy can only be looked at.
+
+    Where it was moved to another disk or machine, accept it once nothing uses the first file any more: a copy that goes on
+    is a second budget.
+    Example: x402guard ledger file --accept
+    """
+    url = existing_ledger(ledger_url)
+    if not url.startswith("sqlite:///"):
+        raise ConfigError(f"ledger file: {url} is no ledger in a file")
+    path = ledger_path(url).resolve()
+    with closing(ReadOnlyStore(path, verified=False)) as store:
+        noted = store.marks(*FILE_MARK).get(FILE_MARK[1])
+    is_noted = noted is None or noted == place_of(path)
+    if accept and not is_noted:
+        SqliteStore(path, accept_file=True).close()
+    told = (
+        f"{path} is the file that the ledger notes"
+        if is_noted
+        else f"{path} is a copy of the file that the ledger notes"
+    )
+    if not is_noted:
+        told += ", and is the ledger from now on" if accept else "; if it is the ledger now, repeat it with --accept"
+    say(told, {"file": str(path), "noted": is_noted, "accepted": accept and not is_noted}, as_json=as_json)
 
 
 @ledger.command("move")
@@ -284,6 +316,7 @@ def restore(
 
         store.transact(scope, count)
         store.restored()
+        store.note_file()
         tripped = sum(node.id != WALLET and node.state == "tripped" for node in store.nodes())
     finally:
         store.close()

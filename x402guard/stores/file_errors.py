@@ -130,6 +130,18 @@ def older(path: Path, commits: int) -> LedgerUnavailable:
     )
 
 
+def copied(path: Path) -> LedgerUnavailable:
+    """Return the error for a ledger's file that is a copy of another one: both would be spent."""
+    return LedgerUnavailable(
+        f"the ledger {path} is in another file than the one that it notes: it is a copy, and the first one may be in use",
+        advice=(
+            "Nothing was paid. It can be looked at. Where it was moved here, and nothing uses the first file any more, its owner "
+            f"runs `x402guard ledger file --accept --ledger {shlex.quote(str(path))}`."
+        ),
+        retry="after_change",
+    )
+
+
 def newer(path: Path | str, done: str, version: int) -> LedgerUnavailable:
     """Return the error for a ledger of a later version than this library's: it was *done* (written, changed) by another."""
     return LedgerUnavailable(

@@ -14,8 +14,10 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
+
+from x402guard.kernel.change_set import MarkKey
 
 SHORTEST_PAUSE_S: Final = 0.0002
 LONGEST_PAUSE_S: Final = 0.003
@@ -71,6 +73,31 @@ def was_used(path: Path) -> bool:
 def _generation(record: bytes) -> Generation:
     found = _RECORD.fullmatch(record)
     return Generation() if found is None else Generation(int(found[1]), int(found[2]))
+
+
+FILE_MARK: Final[MarkKey] = ("file", "noted")
+"""The key of the mark that says which file the ledger is in, so that a copy knows that it is one."""
+
+
+def place_of(path: Path) -> dict[str, Any]:
+    """Return what tells a file from its copies: the id of its file system, and its inode.
+
+    Not the device's number, which a container and a network's disk have anew after each start.
+    """
+    return {"system": f"{os.statvfs(path).f_fsid & 0xFFFFFFFFFFFFFFFF:x}", "inode": str(path.stat().st_ino)}
+
+
+def identities(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Return device and inode of the database and of the files beside it; None for a missing one."""
+    found: list[tuple[int, int] | None] = []
+    for name in ("", "-wal", "-shm", "-lock"):
+        try:
+            stat = os.stat(f"{path}{name}")  # noqa: PTH116 - three times as fast
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_dev, stat.st_ino))
+    return tuple(found)
 
 
 class FileTurn:

@@ -18,8 +18,8 @@ from x402guard.kernel.rows import WALLET
 from x402guard.ledger.tree import lends
 from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
-from x402guard.stores.file_errors import gone, moved, of_another_version, older, unavailable, unsound
-from x402guard.stores.file_lock import FileTurn, Generation
+from x402guard.stores.file_errors import copied, gone, moved, of_another_version, older, unavailable, unsound
+from x402guard.stores.file_lock import FILE_MARK, FileTurn, Generation, place_of
 from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import ABOUT, SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, Server, WholeNumber, migrate, with_places
@@ -36,7 +36,7 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
     ("holds", HOLD_COLUMNS, "ORDER BY rowid"),
     ("entries", ENTRY_COLUMNS, "ORDER BY node_id, seq"),
     # How far the file was checked says nothing there.
-    ("marks", ("kind", "key", "value"), "WHERE kind NOT IN ('checked', 'part', 'quiet')"),
+    ("marks", ("kind", "key", "value"), "WHERE kind NOT IN ('checked', 'file', 'part', 'quiet')"),
     ("archived", Archived.__struct_fields__, ""),
 )
 
@@ -141,6 +141,9 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
         if moved_to(source) != url:
             raise moved(path, moved_to(source))
         return True
+    noted = source.execute("SELECT value FROM marks WHERE kind = ? AND key = ?", FILE_MARK).fetchone()
+    if noted is not None and to_mark((*FILE_MARK, noted[0]))[1] != place_of(path):
+        raise copied(path)
     if not OLDEST <= version <= newest():
         raise of_another_version(path, version, newest())
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():

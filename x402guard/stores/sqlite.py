@@ -30,6 +30,7 @@ from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
     changed,
+    copied,
     emptied,
     moved,
     newer,
@@ -41,10 +42,10 @@ from x402guard.stores.file_errors import (
     unavailable,
     unsound,
 )
-from x402guard.stores.file_lock import FileTurn, Generation
+from x402guard.stores.file_lock import FILE_MARK, FileTurn, Generation, identities, place_of
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
-from x402guard.stores.sqlite_rows import SqliteRows
+from x402guard.stores.sqlite_rows import SqliteMoment, SqliteRows
 from x402guard.stores.sqlite_schema import (
     APPLICATION_ID,
     OLDEST,
@@ -73,6 +74,7 @@ class SqliteStore(SqlReads, GroupCommit):
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         verified: refuse an inconsistent ledger; see ``audit``.
         accept_older: open a ledger that is older than the one that was here, until ``restored`` is called.
+        accept_file: take this file as the one that the ledger notes, though it is a copy.
 
     Raises ``LedgerUnavailable`` if the file cannot be opened, is not a ledger, is inconsistent, or is older than the one
     that was here.
@@ -95,6 +97,7 @@ class SqliteStore(SqlReads, GroupCommit):
         steady_ms: Callable[[], int] | None = None,
         verified: bool = True,
         accept_older: bool = False,
+        accept_file: bool = False,
     ) -> None:
         # A later chdir must not change which file it is; and SQLite keeps its files beside a link's target.
         self._path = path.resolve()
@@ -108,6 +111,21 @@ class SqliteStore(SqlReads, GroupCommit):
             self._open()
         if verified:
             self._refuse_unless_sound()
+        if accept_file or self._is_first(accepts=accept_older):
+            self.note_file()
+
+    def _is_first(self, *, accepts: bool) -> bool:
+        """True if no file is noted yet. Refuses a copy, unless it *accepts* it: each file would be spent."""
+        noted = self.marks(*FILE_MARK).get(FILE_MARK[1])
+        if noted is not None and noted != place_of(self._path) and not accepts:
+            self.close()
+            raise copied(self._path)
+        return noted is None
+
+    def note_file(self) -> None:
+        """Note that the ledger is in this file: a copy of it can only be looked at."""
+        with suppress(LedgerUnavailable):  # the next opening notes it
+            self.transact(Scope(marks=(FILE_MARK,)), partial(_put_all, {FILE_MARK: place_of(self._path)}))
 
     def _open(self) -> None:
         with _CREATING, suppress(FileExistsError):
@@ -128,7 +146,7 @@ class SqliteStore(SqlReads, GroupCommit):
             self._in_turn(self._prepare)  # several processes may open a new ledger at the same time
             self._reader = self._connect()
             self._reader.execute("SELECT n FROM generation").fetchone()
-            self._files = _identities(self._path)  # the connections keep -wal and -shm from now on
+            self._files = identities(self._path)  # the connections keep -wal and -shm from now on
             undo.pop_all()
 
     def _refuse_unless_sound(self) -> None:
@@ -252,7 +270,7 @@ class SqliteStore(SqlReads, GroupCommit):
 
     def _check_file(self) -> None:
         """Refuse files that were deleted or replaced while open: beside them, a new file would be a second budget."""
-        if self._files is not None and _identities(self._path) != self._files:
+        if self._files is not None and identities(self._path) != self._files:
             raise changed(self._path)
 
     @property
@@ -471,30 +489,6 @@ def one_moment(connection: sqlite3.Connection) -> Iterator[Query]:
         connection.execute("ROLLBACK")
 
 
-class SqliteMoment(SqlReads):
-    """One moment of a ledger's file: all reads see the same commit, while others go on writing."""
-
-    def __init__(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
-        connection.execute("BEGIN")
-        self._connection, self._clock = connection, clock
-
-    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
-        return [convert(row) for row in self._connection.execute(sql, values)]
-
-
 def _put_all(marks: Mapping[MarkKey, Mapping[str, Any]], view: LedgerView) -> None:
     for key, value in marks.items():
         view.put_mark(key, value)
-
-
-def _identities(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Return device and inode of the database and of the files beside it; None for a missing one."""
-    found: list[tuple[int, int] | None] = []
-    for name in ("", "-wal", "-shm", "-lock"):
-        try:
-            stat = os.stat(f"{path}{name}")  # noqa: PTH116 - three times as fast
-        except OSError:
-            found.append(None)
-        else:
-            found.append((stat.st_dev, stat.st_ino))
-    return tuple(found)

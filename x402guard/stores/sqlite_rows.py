@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from x402guard.kernel.change_set import ChangeSet, MarkKey
 from x402guard.kernel.ledger import Clock
@@ -26,8 +26,10 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
-from x402guard.stores.sql_reads import HOLDS, NODES, above, places
-from x402guard.stores.transacts import lapses, load
+from x402guard.stores.sql_reads import HOLDS, NODES, SqlReads, above, places
+from x402guard.stores.transacts import StoreClock, lapses, load
+
+R = TypeVar("R")
 
 _ROWS_AT_ONCE: Final = 32
 
@@ -278,3 +280,14 @@ def _marks_sql(count: int) -> str:
         f"WITH wanted (kind, key) AS (VALUES {pairs}) SELECT marks.kind, marks.key, marks.value FROM wanted "
         "CROSS JOIN marks ON marks.kind = wanted.kind AND marks.key = wanted.key"
     )
+
+
+class SqliteMoment(SqlReads):
+    """One moment of a ledger's file: all reads see the same commit, while others go on writing."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
+        connection.execute("BEGIN")
+        self._connection, self._clock = connection, clock
+
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        return [convert(row) for row in self._connection.execute(sql, values)]

@@ -194,6 +194,8 @@ def test_a_note_that_cannot_be_read_is_none(path):
 def test_a_session_that_goes_on_is_read_again_and_noted_anew(few, path, tmp_path):
     with closing(sqlite3.connect(path)) as raw, closing(sqlite3.connect(tmp_path / "l.db")) as copy:
         raw.backup(copy)
+        copy.execute("DELETE FROM marks WHERE kind = 'file'")  # as if it were the first
+        copy.commit()
     url = f"sqlite:///{tmp_path / 'l.db'}"
 
     def others():
@@ -214,6 +216,8 @@ def test_a_late_correction_in_a_session_that_is_over_is_no_edit(path, tmp_path):
     """Its row is another one than the one that was noted, and its journal says why."""
     with closing(sqlite3.connect(path)) as raw, closing(sqlite3.connect(tmp_path / "l.db")) as copy:
         raw.backup(copy)
+        copy.execute("DELETE FROM marks WHERE kind = 'file'")  # as if it were the first
+        copy.commit()
     url = f"sqlite:///{tmp_path / 'l.db'}"
     with closing(open_store(url)) as store:
         hold_id = next(e.hold_id for e in store.entries("over2") if e.event == "capture" and e.captured == usd("$0.03"))
@@ -307,6 +311,8 @@ def test_the_background_finds_what_an_opening_left(unchecked, what, when):
 def test_a_guard_checks_on_and_stops_what_it_finds(path, tmp_path, monkeypatch):
     with closing(sqlite3.connect(path)) as raw, closing(sqlite3.connect(tmp_path / "l.db")) as copy:
         raw.backup(copy)
+        copy.execute("DELETE FROM marks WHERE kind = 'file'")  # as if it were the first
+        copy.commit()
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     monkeypatch.setattr(opening, "_PAUSE_S", 0.0)
     told, notices = threading.Event(), []
