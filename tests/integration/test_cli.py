@@ -315,9 +315,10 @@ def test_a_ledger_that_was_deleted_is_told_by_each_command(tmp_path):
     for command in (["sessions"], ["trip", "wallet"], ["budget", "set", "wallet", "5.00", "--new"], ["doctor"]):
         done = typed(*command, "--ledger", "./spend.db", cwd=tmp_path)
         said = done.stdout + done.stderr
-        assert (done.returncode, "existed here and is missing" in said) == (1 if command == ["doctor"] else 2, True), (
-            said
-        )
+        assert (done.returncode, "existed here and is missing" in said) == (
+            1 if command == ["doctor"] else 2,
+            True,
+        ), said
 
 
 def hard_link(folder):
@@ -335,7 +336,11 @@ def moved_away(folder):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(hard_link, "has a second name"), (cut_to_nothing, "existed here and is missing"), (moved_away, "was moved to")],
+    [
+        (hard_link, "has a second name"),
+        (cut_to_nothing, "has nothing in it, and one was here"),
+        (moved_away, "was moved to"),
+    ],
 )
 def test_doctor_says_of_a_ledger_what_a_guard_says_of_it(spent, tmp_path, change, says):
     spent = shutil.copytree(spent, tmp_path / "copy")

@@ -71,14 +71,19 @@ def without_keys(text: str) -> str:
     return _DIGITS.sub(shown, text) if keys else text
 
 
+_SHELLS: Final = re.compile(r".*\$.*|[^0-9.]*\.[0-9]+|\s*")
+"""What a shell leaves of ``$0.50`` (``bash.50``) or ``$2`` (nothing)."""
+
+
 def typed_amount(text: str, *, field: str = "amount") -> Nanos:
     """Return an amount of dollars that was typed, in nano-dollars: ``20.00`` or ``$20.00``. Raises ``ConfigError``."""
     try:
         return dollars_to_nanos(text, field=field)
     except (TypeError, ValueError):
+        advice = f"; {WITHOUT_SIGN}" if _SHELLS.fullmatch(text) else ""
         raise ConfigError(
-            f"{field}: {text[:40]!r} is not a dollar amount (such as 20.00: not negative, at most nine decimals and a "
-            f"billion dollars); {WITHOUT_SIGN}"
+            f"{field}: {text[:40]!r} is not a dollar amount; write it as 20.00: not negative, without a sign or letters, at most "
+            f"nine decimals and a billion dollars{advice}"
         ) from None
 
 

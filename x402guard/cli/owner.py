@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -88,7 +88,9 @@ def latches(clear: ToClear = None, ledger: LedgerUrl = None, as_json: AsJson = F
 @budget.command("set")
 def set_budget(
     session: SessionName,
-    amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as 20.00, without a $.")],
+    amount: Annotated[
+        str, typer.Argument(help="The new limit in dollars, such as 20.00, without a $; none for a wallet without.")
+    ],
     *,
     ledger: LedgerUrl = None,
     new: Annotated[bool, typer.Option("--new", help="Create the ledger, which must not exist yet.")] = False,
@@ -100,7 +102,9 @@ def set_budget(
     Prints the old limit and the new one. Asks first if the new one is zero or below the used amount.
     Example: x402guard budget set court-research 20.00
     """
-    limit = nanos_to_decimal(typed_amount(amount))
+    limit = None if amount in _NO_LIMIT else nanos_to_decimal(typed_amount(amount))
+    if new and limit is None:
+        raise ConfigError("amount: a new ledger gets a limit; write one, such as 20.00")
     if new and limit == 0 and not yes:
         asked = "a limit of $0.00 lets nothing be spent"
         confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
@@ -114,9 +118,13 @@ def set_budget(
             asked = before.question()
             confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
         done = owner.set_budget(session, limit, stops=yes or before.stops)
-    change = f"a new ledger, with a limit of ${done.limit}" if new else f"{done.old_to_new()}, ${done.left} left"
+    left = "" if done.left is None else f", ${done.left} left"
+    change = f"a new ledger, with a limit of ${done.limit}" if new else f"{done.old_to_new()}{left}"
     text = f"{_title(done)}: {change}, {done.state}"
     say(text, done.to_dict(), as_json=as_json)
+
+
+_NO_LIMIT: Final = frozenset({"none", "unlimited", "no-limit"})
 
 
 def _title(row: BudgetRow | LimitChange) -> str:

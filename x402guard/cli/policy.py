@@ -28,7 +28,7 @@ from x402guard.kernel.evm import Address
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.view import Notice
-from x402guard.money import format_dollars
+from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.approvals import ApprovalRequest
 from x402guard.policy.patterns import check_pattern
@@ -58,7 +58,7 @@ def check(
     check_ledger_url(as_ledger_url(settings.ledger))
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
-    lines = _summary(found)
+    lines = [*_budgets(settings), *_summary(found)]
     for told, doubt in added_tokens(settings):
         if doubt is not None:
             raise ConfigError(f"assets: {doubt}")
@@ -86,6 +86,15 @@ def added_tokens(settings: Settings) -> Iterator[tuple[str, str | None]]:
             told = f"{asset.symbol} at {asset.contract} on {asset.network} counts ${asset.usd} a token, by the settings"
             unread = says is None and settings.unsafe_no_chain
             yield told, None if unread else doubt_of(asset, says)
+
+
+def _budgets(settings: Settings) -> Iterator[str]:
+    """Yield what may be spent, by the settings."""
+    named = {"the wallet": settings.budget, "each session": settings.session_budget}
+    said = [
+        f"{what} ${format_dollars(dollars_to_nanos(amount))}" for what, amount in named.items() if amount is not None
+    ]
+    yield "budgets: " + (", ".join(said) or "none; the wallet's limit is in its ledger, and each session names its own")
 
 
 def _summary(found: Policy) -> list[str]:

@@ -64,11 +64,22 @@ def report(
         if form is not None:
             sys.stdout.writelines(list(export(owner.captures(session, **between), form, event_name)))
             return
+        if html is not None and session is None and _is_session(owner, str(html)):
+            raise ConfigError(
+                f"--html: it takes a file, and {html} is a session; write report {html} --html report.html"
+            )
         found = owner.report(session, **between)
         if html is not None:
             typer.echo(_write_page(found, html))
             return
         typer.echo(key.sign(found) if key is not None else found.to_json() if as_json else found.to_text())
+
+
+def _is_session(owner: Owner, word: str) -> bool:
+    try:
+        return bool(owner.budget(word))
+    except ConfigError:
+        return False
 
 
 class _Between(TypedDict):

@@ -263,13 +263,13 @@ class Owner:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def set_budget(self, session: str, limit: Dollars, *, stops: bool = False) -> LimitChange:
-        """Set the limit of a session, a named budget or the wallet, in dollars, also upwards.
+    def set_budget(self, session: str, limit: Dollars | None, *, stops: bool = False) -> LimitChange:
+        """Set the limit of a session, a named budget or the wallet, in dollars, also upwards; None for a wallet without.
 
         A limit that is zero or below what is used stops the budget: then *stops* has to be True, or ``ConfigError`` is
         raised and nothing is changed. Past its new limit, the budget is tripped.
         """
-        nanos = check_dollars("limit", limit)
+        nanos = None if limit is None else check_dollars("limit", limit)
         return self._change(session, lambda view, node_id: limited(view, node_id, nanos, self.by, stops=stops))
 
     def trip(self, session: str, reason: str = "by its owner") -> list[Hold]:

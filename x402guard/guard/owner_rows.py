@@ -310,42 +310,44 @@ class LimitChange(_Row):
     name: str
     kind: str
     was: Decimal | None
-    limit: Decimal
+    limit: Decimal | None
     used: Decimal
-    left: Decimal
+    left: Decimal | None
     state: str
     reserve: Decimal
 
     @classmethod
-    def of(cls, node: Node, limit: Nanos) -> LimitChange:
+    def of(cls, node: Node, limit: Nanos | None) -> LimitChange:
         """Return the change before it is made."""
-        amounts = (limit, node.counted, max(0, limit - node.counted - node.reserve))
-        new, used, left = map(nanos_to_decimal, amounts)
-        reserve = nanos_to_decimal(node.reserve)
-        return cls(node.id, node.name, str(node.kind), _dollars(node.limit), new, used, left, str(node.state), reserve)
+        left = None if limit is None else Nanos(max(0, limit - node.counted - node.reserve))
+        used, reserve = nanos_to_decimal(node.counted), nanos_to_decimal(node.reserve)
+        was, new = _dollars(node.limit), _dollars(limit)
+        return cls(node.id, node.name, str(node.kind), was, new, used, _dollars(left), str(node.state), reserve)
 
     @property
     def stops(self) -> bool:
         """True if the new limit leaves nothing to spend: it is zero, or below what is used and kept."""
-        return self.limit != self.was and (self.limit == 0 or self.limit < self.used + self.reserve)
+        if self.limit is None or self.limit == self.was:
+            return False
+        return self.limit == 0 or self.limit < self.used + self.reserve
 
     def question(self) -> str:
         """Return what a change that ``stops`` does, as a sentence."""
         used = f"${self.used} is used" if self.used else "nothing can be spent then"
-        if self.reserve and self.limit >= self.used:
+        if self.reserve and (self.limit or 0) >= self.used:
             used = f"${self.used} is used, and ${self.reserve} is kept for its last LLM calls"
         what = "the wallet" if self.id == WALLET else f"{self.kind} {self.id} ({self.name})"
         return f"{self.old_to_new()} stops {what}: {used}"
 
     def old_to_new(self) -> str:
         """Return ``$5.00 → $20.00``."""
-        was = "no limit" if self.was is None else f"${self.was}"
-        return f"{was} → ${self.limit}"
+        was, new = ("no limit" if each is None else f"${each}" for each in (self.was, self.limit))
+        return f"{was} → {new}"
 
     def done(self, node: Node) -> LimitChange:
         """Return the change as it was made; *node* is the budget afterwards."""
-        left = nanos_to_decimal(max(0, plain_room(node) or 0))
-        return replace(self, left=left, state=str(node.state))
+        room = plain_room(node)
+        return replace(self, left=None if room is None else _dollars(Nanos(max(0, room))), state=str(node.state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +378,7 @@ def amount_text(hold: Hold) -> str:
     return f"out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)"
 
 
-def limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
+def limited(view: LedgerView, node_id: str, limit: Nanos | None, by: str, *, stops: bool) -> LimitChange:
     """Set a limit. Raises ``ConfigError`` for one that stops the budget, unless *stops*."""
     known_budget(view, node_id)
     change = LimitChange.of(unlent(view, node_id), limit)

@@ -331,7 +331,9 @@ def _toml(file: SettingsFile) -> dict[str, Any]:
         # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
         return tomllib.loads(file.content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file.path}: cannot be read: {error}") from None
+        raise ConfigError(
+            f"{file.path}: cannot be read: {str(error).replace('Cannot overwrite a value', 'a key is there twice')}"
+        ) from None
 
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
@@ -340,11 +342,11 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     # For a table that may also be false, pydantic names the model, which the owner never wrote.
     loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and _PYDANTICS.search(part))]
     if first["type"] == "extra_forbidden":
-        known = _fields_at(Settings, loc[:-1])
-        near = difflib.get_close_matches(loc[-1], [name for name in known if name not in _SECRETS], n=1)
-        hint = (
-            f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
-        )
+        known = [name for name in _fields_at(Settings, loc[:-1]) if name not in _SECRETS]
+        near = difflib.get_close_matches(loc[-1], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+        if len(loc) > 1 and loc[-1] in _fields_at(Settings, []):
+            hint = f"; {loc[-1]} is a setting of its own: it stands above the first [table] of the file"
         return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
     variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
     where = f"(set by {variable}, or in {path or CONFIG_FILE})"

@@ -61,6 +61,9 @@ _PART: Final = 16  # of what a parent has free, one node draws at most a sixteen
 PARTS: Final = 1_000_000
 """The denominator of soft limits: they are stored in millionths of a limit."""
 
+_OVERSHOT: Final = PARTS + 1
+"""Added to the soft limit that was told, in ``Node.warned``: an overshoot has tripped the node in its present window."""
+
 
 class Shortfall(Struct, frozen=True):
     """The first node on a path, from the leaf up, that an amount does not fit into.
@@ -268,7 +271,8 @@ def move_past(view: LedgerView, before: Hold, after: Hold) -> None:
 def reaches_soft_limit(node: Node, amount: int) -> bool:
     """True if what is spent in a budget, with *amount* (nano-dollars), reaches a soft limit of which nothing was said yet."""
     limit, spent = node.limit, node.captured + node.held + node.granted_out - node.past - node.live + amount
-    return limit is not None and any(part > node.warned and spent * PARTS >= limit * part for part in node.soft)
+    told = node.warned % _OVERSHOT
+    return limit is not None and any(part > told and spent * PARTS >= limit * part for part in node.soft)
 
 
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
@@ -277,8 +281,9 @@ def note_soft_limits(view: LedgerView, node_id: str) -> None:
         if not node.soft or not reaches_soft_limit(node, 0):
             continue
         for part in _reached(view, node):
-            if part > node.warned:
-                view.put_node(replace(view.node(node.id), warned=part))
+            if part > node.warned % _OVERSHOT:
+                now = view.node(node.id)
+                view.put_node(replace(now, warned=now.warned - now.warned % _OVERSHOT + part))
                 _tell_soft(view, unlent(view, node.id), part)
 
 
@@ -286,7 +291,7 @@ def _reached(view: LedgerView, node: Node) -> list[int]:
     """Return the soft limits that what is spent in a node has reached."""
     limit, spent = node.limit or 0, node.spent
     reached = [part for part in node.soft if limit and spent * PARTS >= limit * part]
-    if not any(part > node.warned for part in reached) or not view.lends(node.id):
+    if not any(part > node.warned % _OVERSHOT for part in reached) or not view.lends(node.id):
         return reached
     spent = unlent(view, node.id).spent  # it is less
     return [part for part in reached if spent * PARTS >= limit * part]
@@ -296,7 +301,7 @@ def forget_soft_limits(view: LedgerView, node_id: str) -> None:
     """After a change of the limit, count only the soft limits already reached as notified."""
     node = view.node(node_id)
     warned = max(_reached(view, replace(node, warned=0)), default=0)
-    view.put_node(replace(node, warned=node.warned if node.warned > PARTS else warned))
+    view.put_node(replace(node, warned=node.warned - node.warned % _OVERSHOT + warned))
 
 
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
@@ -358,10 +363,15 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str, by: str | None 
     )  # fmt: skip
     node = view.node(node_id)
     # The end of its window takes this back, and so ends the trip: see ``kernel.windows.rolled``.
-    warned = PARTS + 1 if word == OVERSHOOT else node.warned
+    warned = node.warned % _OVERSHOT + (_OVERSHOT if word == OVERSHOOT else 0)
     tripped = replace(node, state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason, warned=warned)
     view.put_node(tripped)
     balance_grants(view, node_id)
+
+
+def node_told(node: Node) -> Node:
+    """Return a node of which no overshoot is noted, and the soft limits that were told as before."""
+    return replace(node, warned=node.warned % _OVERSHOT)
 
 
 def ends_with_window(node: Node) -> bool:

@@ -25,6 +25,7 @@ from x402guard.ledger.budgets import (
     balance_grants,
     forget_soft_limits,
     is_past_limit,
+    node_told,
     trip,
     trip_exceeded,
 )
@@ -85,17 +86,19 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
         "reset", "info", message, session=node_id, rule=node.terminated_by or "", facts={"name": node.name, "by": by}
     )
     state = NodeState.OPEN if node.openers or node.kind in _NEVER_OVER else NodeState.CLOSED
-    opened = replace(view.node(node_id), state=state, terminated_by=None, trip_reason=None)
+    opened = replace(node_told(view.node(node_id)), state=state, terminated_by=None, trip_reason=None)
     view.put_node(opened)
     return opened
 
 
-def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
+def set_limit(view: LedgerView, node_id: str, limit: Nanos | None, by: str) -> Node:
     """Set the limit of a budget (nano-dollars), also upwards. A budget that is past its new limit is tripped.
 
-    Raises ``ConfigError`` if there is no such budget.
+    Raises ``ConfigError`` if there is no such budget, and for None (no limit) unless it is the wallet.
     """
     node = known_budget(view, node_id)
+    if limit is None and node_id != WALLET:
+        raise ConfigError(f"limit: {node.kind} {node.name!r} needs one; the wallet alone can be without")
     if node.limit == limit:
         return node
     view.prove(ByOwner(node_id, "limit", by))

@@ -47,7 +47,7 @@ def path_of(store: LedgerReads, node_id: str) -> dict[str, Node]:
 
 
 def find_budget(store: LedgerReads, word: str | None, *, latest: bool = False) -> str:
-    """Return the id of a budget. *word* is ``wallet``, an id, ``id=ID``, or the name of one session or named budget.
+    """Return the id of a budget. *word* is ``wallet``, an id or its beginning, ``id=ID``, or a session's or budget's name.
 
     None is the last session. Children do not count if a run has the name, because an agent names them. Raises
     ``ConfigError`` if there is none, and, unless the *latest* is meant, if several have the word as name or id.
@@ -66,6 +66,10 @@ def find_budget(store: LedgerReads, word: str | None, *, latest: bool = False) -
         said = word.removeprefix(_BY_ID)
         known = [node for node in store.named(said, _MOST_COMPARED) if node.kind in _NAMED and node.id != WALLET]
         found = [node for node in known if said in (node.id, word)]
+        if not found and len(said) >= _LEAST_OF_AN_ID:
+            some = store.fitting(said, _MOST_COMPARED)
+            found = [node for node in some if node.kind in _NAMED and node.id.startswith(said)]
+            latest = latest and len(found) == 1  # the beginning of two ids means none of them
     runs = [node for node in found if "/" not in node.id] or found
     if not runs:
         if word is None:
@@ -82,6 +86,9 @@ def find_budget(store: LedgerReads, word: str | None, *, latest: bool = False) -
         listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])
         raise ConfigError(f"session: {word!r} may mean {len(runs)} of them; name one: {listed}")
     return runs[-1].id
+
+
+_LEAST_OF_AN_ID: Final = 4
 
 
 def _last_run(store: LedgerReads) -> list[Node]:

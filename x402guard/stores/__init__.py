@@ -122,7 +122,7 @@ def as_ledger_url(given: str | Path) -> str:
     """Return the URL of a ledger that may be written as a path: ``./spend.db`` is ``sqlite:///./spend.db``."""
     text = str(given)
     is_url = _SCHEME.match(text) is not None
-    is_path = isinstance(given, Path) or (not is_url and ("/" in text or text.endswith(".db")))
+    is_path = isinstance(given, Path) or (not is_url and ("/" in text or text.endswith(".db") or text in (".", "..")))
     return f"sqlite:///{text}" if is_path else text
 
 

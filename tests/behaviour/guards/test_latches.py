@@ -305,7 +305,7 @@ def test_a_block_left_by_its_refusal_ended_by_exhaustion_and_one_left_by_another
     with pytest.raises(ZeroDivisionError), run.session:
         run.agent.pay(1, 5)
         1 / 0  # noqa: B018
-    assert run.report()["terminated_by"] is None
+    assert run.report()["terminated_by"] == "error"
 
 
 @pytest.mark.parametrize("kind", Agent.KINDS)

@@ -31,7 +31,7 @@ def anchored(path):
 
 
 def found_in(path, anchor):
-    with Owner(f"sqlite:///{path}", verified=False) as owner:
+    with Owner(f"sqlite:///{path}", verified=False, read_only=True) as owner:
         assert owner.verify() == []  # the books alone say nothing of it
         return owner.verify(anchor)
 
