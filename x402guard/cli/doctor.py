@@ -24,13 +24,14 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, without_keys, working
 from x402guard.cli.policy import added_tokens
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
+from x402guard.guard.opening import WalletBudget, parse_wallet_budget
 from x402guard.guard.settings import Settings, load_settings, settings_sources, stated_settings
 from x402guard.guard.unseen import clients_past_guard, unseen_libraries
 from x402guard.kernel.rows import WALLET, HoldKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import PAYER_MARK, is_owners_limit
 from x402guard.ledger.watch import BEAT
-from x402guard.money import dollars_to_nanos, format_dollars
+from x402guard.money import format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import (
     MemoryStore,
@@ -205,7 +206,7 @@ def _place(path: Path) -> Finding:
     return Finding("ledger", "ok" if writable else "problem", detail)
 
 
-def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
+def _ledger(url: str, budget: WalletBudget | None, payer: str | None) -> Iterator[Finding]:
     try:
         url = as_ledger_url(url)
         path = ledger_path(url) if url.startswith("sqlite:///") else None
@@ -242,12 +243,17 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
             yield Finding(
                 "ledger", "problem", f"it belongs to the wallet {wallet['address']}, but the key belongs to {payer}"
             )
-    asked = None if budget is None else dollars_to_nanos(budget)
+    asked, _ = parse_wallet_budget(budget)
+    if limit is None and asked is None:
+        how = "x402guard budget set wallet AMOUNT, or budget in the settings"
+        yield Finding("ledger", "warning", f"its wallet has no limit: each session alone has one. Set it: {how}")
     if asked is not None and limit not in (None, asked):
         is_owners = limit is not None and is_owners_limit(set_by_owner, asked, limit)
         told = "which its owner has set; that counts" if is_owners else "so no guard starts; leave budget out"
         yield Finding(
-            "ledger", "ok" if is_owners else "problem", f"budget is {budget}, but its wallet has {shown}, {told}"
+            "ledger",
+            "ok" if is_owners else "problem",
+            f"budget is ${format_dollars(asked)}, but its wallet has {shown}, {told}",
         )
     if url == "memory://":
         yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")

@@ -35,7 +35,9 @@ def init(
         raise ConfigError(f"init: {path} cannot be written: {error.strerror}") from None
     trust(SettingsFile(path, text.encode()))
     typer.echo(f"{path} is written; it changes nothing yet.\n\n{on_by_default()}")
-    typer.echo("\nNext: x402guard keys new wallet.json   x402guard budget set wallet 20.00 --new   x402guard doctor")
+    typer.echo(
+        "\nNext: x402guard keys new wallet.json   x402guard budget set wallet 20.00 --per month --new   x402guard doctor"
+    )
     typer.echo(
         f"It is read as it is now; after a change: x402guard config trust {path if path.name != CONFIG_FILE else ''}".rstrip()
     )

@@ -92,6 +92,8 @@ def set_budget(
         str, typer.Argument(help="The new limit in dollars, such as 20.00, without a $; none for a wallet without.")
     ],
     *,
+    per: Annotated[str | None, typer.Option("--per", help="When its spending restarts: day, week or month.")] = None,
+    tz: Annotated[str, typer.Option("--tz", help="By whose calendar, such as Europe/Berlin.")] = "UTC",
     ledger: LedgerUrl = None,
     new: Annotated[bool, typer.Option("--new", help="Create the ledger, which must not exist yet.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a limit that stops the budget.")] = False,
@@ -100,7 +102,7 @@ def set_budget(
     """Set the limit of a session or of the wallet, also upwards. A limit below the used amount trips it.
 
     Prints the old limit and the new one. Asks first if the new one is zero or below the used amount.
-    Example: x402guard budget set court-research 20.00
+    Example: x402guard budget set wallet 20.00 --per month --tz Europe/Berlin
     """
     limit = None if amount in _NO_LIMIT else nanos_to_decimal(typed_amount(amount))
     if new and limit is None:
@@ -117,7 +119,7 @@ def set_budget(
         if before.stops and not yes:
             asked = before.question()
             confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
-        done = owner.set_budget(session, limit, stops=yes or before.stops)
+        done = owner.set_budget(session, limit, per=per, tz=tz, stops=yes or before.stops)
     left = "" if done.left is None else f", ${done.left} left"
     change = f"a new ledger, with a limit of ${done.limit}" if new else f"{done.old_to_new()}{left}"
     text = f"{_title(done)}: {change}, {done.state}"

@@ -21,6 +21,7 @@ from x402guard.flow.shell import Shell
 from x402guard.flow.singleflight import token_says
 from x402guard.guard.arguments import meter_of
 from x402guard.guard.guard import Guard
+from x402guard.guard.opening import parse_wallet_budget
 from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.explain import MOST_BYTES, Explained, Explainer
 from x402guard.http.rehearsal import NoKey, RehearsedLedger, rehearse
@@ -58,7 +59,7 @@ def check(
     check_ledger_url(as_ledger_url(settings.ledger))
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
-    lines = [*_budgets(settings), *_summary(found)]
+    lines = [*_summary(found), *_budgets(settings)]
     for told, doubt in added_tokens(settings):
         if doubt is not None:
             raise ConfigError(f"assets: {doubt}")
@@ -90,10 +91,11 @@ def added_tokens(settings: Settings) -> Iterator[tuple[str, str | None]]:
 
 def _budgets(settings: Settings) -> Iterator[str]:
     """Yield what may be spent, by the settings."""
-    named = {"the wallet": settings.budget, "each session": settings.session_budget}
-    said = [
-        f"{what} ${format_dollars(dollars_to_nanos(amount))}" for what, amount in named.items() if amount is not None
-    ]
+    limit, window = parse_wallet_budget(settings.budget)
+    per = "" if window is None else f" each {window.per} ({window.tz})"
+    said = [] if limit is None else [f"the wallet ${format_dollars(limit)}{per}"]
+    if settings.session_budget is not None:
+        said.append(f"each session ${format_dollars(dollars_to_nanos(settings.session_budget))}")
     yield "budgets: " + (", ".join(said) or "none; the wallet's limit is in its ledger, and each session names its own")
 
 

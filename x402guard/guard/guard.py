@@ -41,7 +41,16 @@ from x402guard.guard.arguments import (
 from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, check_on, kernel_opened, opener_of, parse_limit
+from x402guard.guard.opening import (
+    Basis,
+    WalletBudget,
+    WalletLimit,
+    check_on,
+    kernel_opened,
+    opener_of,
+    parse_limit,
+    parse_wallet_budget,
+)
 from x402guard.guard.session import Session, current_session
 from x402guard.kernel.rows import WALLET, Nanos
 from x402guard.ledger.authorize import lapse_due
@@ -90,7 +99,8 @@ class Guard(BudgetParent):
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
         unsafe_async_failover: pay on real networks although a failover of the ledger's server can lose the newest holds.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
-        budget: the wallet's own limit in dollars, over all sessions of this ledger; None uses the limit in the ledger.
+        budget: the wallet's own limit in dollars, over all sessions of this ledger: for good, or for each day, week or month,
+            ``{"amount": "20.00", "per": "month", "tz": "Europe/Berlin"}``; None uses the limit in the ledger.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
         flight_s: seconds after which a request without an answer is in doubt.
         purchase_memory_s: seconds for which a payment that was taken without an answer keeps the same request from a
@@ -127,7 +137,7 @@ class Guard(BudgetParent):
         unsafe_no_chain: bool = False,
         unsafe_async_failover: bool = False,
         unsafe_trust_receipts: bool = False,
-        budget: Dollars | None = None,
+        budget: WalletBudget | None = None,
         max_body_bytes: int = DEFAULT_BODY_BYTES,
         flight_s: int = DEFAULT_FLIGHT_S,
         purchase_memory_s: int = DEFAULT_MEMORY_S,
@@ -147,7 +157,7 @@ class Guard(BudgetParent):
         pays, self.policy = check_kinds(signer, ledger, policy, chains, approver), policy or Policy()
         check_flags(background_checks=background_checks, unsafe_async_failover=unsafe_async_failover)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
-        limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
+        wallet, stop, self.meter = parse_wallet_budget(budget), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
         chain = _reader_of(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
@@ -175,14 +185,14 @@ class Guard(BudgetParent):
         store = open_ledger(ledger, must_exist=ledger_must_exist, memory_sessions=memory_sessions)
         asks, notifier = limited_approver(approver, store), self._notifier
         shell = Shell(store, pays, chain, asks, notifier, kill_file=stop, shadow=self.context.shadow)
-        self._open(shell, limit, background_checks=background_checks, telemetry=telemetry)
+        self._open(shell, wallet, background_checks=background_checks, telemetry=telemetry)
 
     @property
     def instance(self) -> str:
         """The name of this guard in the ledger: host, process, and a part at random."""
         return self.context.instance
 
-    def _open(self, shell: Shell, limit: Nanos | None, *, background_checks: bool, telemetry: bool) -> None:
+    def _open(self, shell: Shell, wallet: WalletLimit, *, background_checks: bool, telemetry: bool) -> None:
         self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), self.shell))
         asks_chain = background_checks and shell.chain is not None
         self.shell = replace(shell, recheck=self._rechecker.nudge) if asks_chain else shell
@@ -193,7 +203,7 @@ class Guard(BudgetParent):
             shell.store.open_kernel(kernel_opened(self.context))
             if isinstance(shell.store, ForgetsSessions):
                 shell.store.ask_chains(asks=shell.chain is not None)
-            gone, machine = self._enter_instance(limit), here().machine()
+            gone, machine = self._enter_instance(wallet), here().machine()
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(
                 self.context, gone=gone, machine=machine, outstanding=shell.store.outstanding, may_lose_holds=risky
@@ -245,7 +255,7 @@ class Guard(BudgetParent):
             if owns_chain and self.shell.chain is not None:
                 self.shell.chain.close()
 
-    def _enter_instance(self, limit: Nanos | None) -> frozenset[str]:
+    def _enter_instance(self, wallet: WalletLimit) -> frozenset[str]:
         """Record the wallet, its payer and this instance, and end the instances whose process is gone."""
         store = self.shell.store
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
@@ -256,7 +266,8 @@ class Guard(BudgetParent):
         mine = self._row(ended=False)
 
         def change(view: LedgerView) -> None:
-            ensure_wallet(view, limit, self.policy.soft_parts)
+            limit, window = wallet
+            ensure_wallet(view, limit, self.policy.soft_parts, window)
             if self.context.payer is not None:
                 ensure_payer(view, self.context.payer)
             self._put_row(view, mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, Literal, Self, get_args
@@ -19,8 +19,8 @@ from x402guard.flow.surroundings import here
 from x402guard.flow.threads import finish_closing
 from x402guard.frozen import replace
 from x402guard.kernel.change_set import Opened
-from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind
-from x402guard.ledger.sessions import NodeRequest, begin_finalizing, part_of
+from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind, Window
+from x402guard.ledger.sessions import NodeRequest, begin_finalizing, check_window, part_of
 from x402guard.ledger.store import CheckedInParts, LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.ledger.view import Notice, Scope
@@ -79,6 +79,31 @@ def kernel_opened(context: Context) -> Opened:
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
     """Return a budget in nano-dollars; nothing fits a budget of zero. Raises ``ConfigError`` naming *field*."""
     return None if budget is None else check_dollars(field, budget)
+
+
+WalletBudget = Dollars | Mapping[str, str]
+"""Dollars for good, or ``{"amount": "20.00", "per": "month", "tz": "Europe/Berlin"}``."""
+
+WalletLimit = tuple[Nanos | None, Window | None]
+"""The wallet's limit in nano-dollars, and when its spending restarts; None for no limit, and for never."""
+
+_OF_A_BUDGET: Final = frozenset({"amount", "per", "tz"})
+
+
+def parse_wallet_budget(budget: WalletBudget | None) -> WalletLimit:
+    """Return the wallet's limit in nano-dollars, and when its spending restarts. Raises ``ConfigError`` naming the field."""
+    if not isinstance(budget, Mapping):
+        return parse_limit(budget, field="budget"), None
+    if not _OF_A_BUDGET.issuperset(budget) or "amount" not in budget or ("tz" in budget and "per" not in budget):
+        raise ConfigError(f"budget: {dict(budget)!r:.80} is no budget; {_AS_A_TABLE}")
+    limit, per = check_dollars("budget.amount", budget["amount"]), budget.get("per")
+    try:
+        return limit, None if per is None else check_window(per, budget.get("tz", "UTC"))
+    except ConfigError as error:
+        raise ConfigError(f"budget.{error}") from None
+
+
+_AS_A_TABLE: Final = 'write {"amount": "20.00", "per": "month", "tz": "Europe/Berlin"}, or "20.00" for good'
 
 
 def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> tuple[Nanos | None, int | None]:

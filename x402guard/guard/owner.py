@@ -263,14 +263,17 @@ class Owner:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def set_budget(self, session: str, limit: Dollars | None, *, stops: bool = False) -> LimitChange:
+    def set_budget(
+        self, session: str, limit: Dollars | None, *, per: str | None = None, tz: str = "UTC", stops: bool = False
+    ) -> LimitChange:
         """Set the limit of a session, a named budget or the wallet, in dollars, also upwards; None for a wallet without.
 
+        *per* is when the spending of the wallet or a named budget restarts, by the calendar of *tz*: ``day``, ``week``, ``month``.
         A limit that is zero or below what is used stops the budget: then *stops* has to be True, or ``ConfigError`` is
         raised and nothing is changed. Past its new limit, the budget is tripped.
         """
         nanos = None if limit is None else check_dollars("limit", limit)
-        return self._change(session, lambda view, node_id: limited(view, node_id, nanos, self.by, stops=stops))
+        return self._change(session, partial(limited, limit=nanos, by=self.by, restarts=(per, tz), stops=stops))
 
     def trip(self, session: str, reason: str = "by its owner") -> list[Hold]:
         """Stop a session, or with ``wallet`` all of them, until it is reset.
@@ -492,7 +495,6 @@ class Owner:
         person = self.by if by is None else by
         found = [row for row in self.approvals() if question and row.is_meant_by(question)]
         asked = only_one("question", question, found, "x402guard approvals list")
-        key, shown = asked.key, asked.id
-        scope = Scope(marks=(approval_mark(key),), durable=True)
-        row = self._store.transact(scope, lambda view: give_answer(view, key, person, allow=yes, shown=shown))
-        return QuestionRow.of(key, row, self._store.now_ms())
+        scope = Scope(marks=(approval_mark(asked.key),), durable=True)
+        change = partial(give_answer, key=asked.key, by=person, allow=yes, shown=asked.id)
+        return QuestionRow.of(asked.key, self._store.transact(scope, change), self._store.now_ms())

@@ -17,10 +17,11 @@ from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
-from x402guard.ledger.owner import known_budget, set_limit
+from x402guard.ledger.owner import KEEP, known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.queries import STANDINGS, find_budget, last_nodes, nodes_of, standing
 from x402guard.ledger.questions import question_id
+from x402guard.ledger.sessions import check_window
 from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
@@ -378,13 +379,21 @@ def amount_text(hold: Hold) -> str:
     return f"out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)"
 
 
-def limited(view: LedgerView, node_id: str, limit: Nanos | None, by: str, *, stops: bool) -> LimitChange:
+Restarts = tuple[str | None, str]
+"""When a budget restarts, as its owner writes it: ``day``, ``week``, ``month``, or None as it is; and a time zone."""
+
+
+def limited(
+    view: LedgerView, node_id: str, limit: Nanos | None, by: str, restarts: Restarts, *, stops: bool
+) -> LimitChange:
     """Set a limit. Raises ``ConfigError`` for one that stops the budget, unless *stops*."""
+    per, tz = restarts
+    window = KEEP if per is None else check_window(per, tz)
     known_budget(view, node_id)
     change = LimitChange.of(unlent(view, node_id), limit)
     if not stops and change.stops:
         raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
-    set_limit(view, node_id, limit, by)
+    set_limit(view, node_id, limit, by, window)
     return change.done(unlent(view, node_id))
 
 

@@ -97,7 +97,7 @@ class Settings(BaseSettings):
     keystore: str | None = None
     keystore_password: SecretStr | None = None
     ledger: str = DEFAULT_LEDGER
-    budget: str | None = None
+    budget: str | dict[str, str] | None = None
     # A URL often holds an access key: in ``chains`` and in ``webhook_url``.
     chains: dict[str, Annotated[ChainSettings, BeforeValidator(_as_table)]] = Field({}, repr=False)
     assets: list[AssetSettings] = []
@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
         """Return the arguments for ``Guard``; without a signer unless it *pays*."""
         for name, amount in (("budget", self.budget), ("session_budget", self.session_budget)):
-            if amount is not None and not amount.strip().strip(" $0."):
+            if isinstance(amount, str) and not amount.strip().strip(" $0."):
                 raise ConfigError(f"{name}: {amount!r:.40} is a budget of nothing; {WITHOUT_SIGN}")
         return {
             "signer": self._signer() if pays else None,
@@ -319,8 +319,7 @@ def _read(file: SettingsFile | None) -> Settings:
     except ConfigError:
         raise
     except SettingsError as error:
-        # pydantic names the field, but not its value.
-        field = str(error).partition('field "')[2].partition('"')[0]
+        field = str(error).partition('field "')[2].partition('"')[0]  # pydantic names it, but not its value
         hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, _JSON_LIST)
         raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
 
@@ -383,7 +382,7 @@ def _instead(loc: list[str]) -> str:
     return "; write its keys, or false for no such rule" if loc[0] == "policy" and len(loc) == 2 else ""
 
 
-_PYDANTICS: Final = re.compile(r"Settings$|^(list|function-before)\[")
+_PYDANTICS: Final = re.compile(r"Settings$|^(list|dict|function-before)\[|^str$")
 _LIKE_A_KEY: Final = re.compile(r"[0-9a-fA-F]{32}")
 _MAY_HOLD_KEYS: Final = frozenset({"private_key", "keystore_password", "webhook_secret", "webhook_url", "chains"})
 _MONEY: Final = frozenset({"session_budget", "above", "ceiling", "budget", "per_payment_cap", "reorg_exposure", "usd"})
@@ -437,15 +436,16 @@ class _Environment(EnvSettingsSource):
     """
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002 - pydantic's
+        if field_name == "budget" and value.lstrip()[:1] != "{":
+            return value  # dollars, which are JSON, too
         try:
             found = read_json(value)
         except NotReadable as error:
             if value.lstrip()[:1] not in ("{", "["):
                 raise  # the setting may be a text as well
             key = "" if _LIKE_A_KEY.search(error.words) else error.words
-            hint = (
-                f"; write it as {_JSON_HINTS.get(field_name, _JSON_LIST)}" if str(error).startswith("not JSON") else ""
-            )
+            shape = _JSON_HINTS.get(field_name, _JSON_LIST)
+            hint = f"; write it as {shape}" if str(error).startswith("not JSON") else ""
             raise ConfigError(f"{_variable_of(value, field_name)}: {error}{key and f': {key!r:.60}'}{hint}") from None
         if wrong := two_readings(found):
             raise ConfigError(f"{_variable_of(value, field_name)}: {wrong}")

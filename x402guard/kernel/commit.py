@@ -268,7 +268,8 @@ def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
     if before is None:
         _check_new(changes, after)
     else:
-        fixed = after.parent_id == before.parent_id and after.kind is before.kind and after.window == before.window
+        free = after.window == before.window or before.limit is None or (after.id, "limit") in changes.commands
+        fixed = after.parent_id == before.parent_id and after.kind is before.kind and free
         if not fixed or after.name != before.name or after.created_ms != before.created_ms:
             refuse("books", place, "its parent, kind, name, time of creation or window would change")
         rises = before.limit is not None and (after.limit is None or after.limit > before.limit)

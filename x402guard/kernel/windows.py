@@ -84,9 +84,8 @@ def rolled(node: Node, now_ms: int) -> Node:
     if start_ms >= node.since_ms + _APART_MS:
         node = replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)
     over = node.state is NodeState.TRIPPED and node.terminated_by == "overshoot" and node.warned <= 1_000_000
-    if not over or (node.room or 0) < 0:  # what is live may be more than the limit
-        return node
-    return replace(node, state=NodeState.OPEN, terminated_by=None, trip_reason=None)
+    ends = over and (node.room or 0) >= 0  # what is live may be more than the limit
+    return replace(node, state=NodeState.OPEN, terminated_by=None, trip_reason=None) if ends else node
 
 
 def closing_ms(begun_ms: int, clock_ms: int, *, lapses_ms: int | None = None) -> int:

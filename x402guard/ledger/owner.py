@@ -17,6 +17,7 @@ from x402guard.kernel.rows import (
     Node,
     NodeKind,
     NodeState,
+    Window,
 )
 from x402guard.kernel.windows import window_start_ms
 from x402guard.ledger.budgets import (
@@ -91,23 +92,34 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
     return opened
 
 
-def set_limit(view: LedgerView, node_id: str, limit: Nanos | None, by: str) -> Node:
+KEEP: Final = Window("day", "")
+"""The window that a budget has."""
+
+
+def set_limit(view: LedgerView, node_id: str, limit: Nanos | None, by: str, window: Window = KEEP) -> Node:
     """Set the limit of a budget (nano-dollars), also upwards. A budget that is past its new limit is tripped.
 
-    Raises ``ConfigError`` if there is no such budget, and for None (no limit) unless it is the wallet.
+    *window*: when the spending of the wallet or of a named budget restarts. What was captured before it is set counts in no
+    window. Raises ``ConfigError`` if there is no such budget, and for None (no limit) unless it is the wallet.
     """
     node = known_budget(view, node_id)
     if limit is None and node_id != WALLET:
         raise ConfigError(f"limit: {node.kind} {node.name!r} needs one; the wallet alone can be without")
-    if node.limit == limit:
+    restarts = node.window if window is KEEP else window
+    if node.limit == limit and node.window == restarts:
         return node
+    if node.window != restarts and node.kind not in _NEVER_OVER:
+        raise ConfigError(
+            f"per: {node.kind} {node.name!r} has a budget for good; a named budget or the wallet may restart"
+        )
     view.prove(ByOwner(node_id, "limit", by))
-    view.record(node_id, "limit", facts={"from": node.limit, "to": limit, "by": by})
+    said = {} if restarts is None or restarts == node.window else {"per": restarts.per, "tz": restarts.tz}
+    view.record(node_id, "limit", facts={"from": node.limit, "to": limit, "by": by, **said})
     before = view.mark(owner_mark(node_id))
     # Its process keeps asking for the limit that it had; if it has lowered it since the last change, for the new one.
     opened_with = before["was"] if before is not None and node.limit == before["is"] else node.limit
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
-    view.put_node(replace(view.node(node_id), limit=limit))
+    view.put_node(replace(view.node(node_id), limit=limit, window=restarts))
     forget_soft_limits(view, node_id)
     balance_grants(view, node_id)
     trip_exceeded(view, node_id)

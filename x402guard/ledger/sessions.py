@@ -50,32 +50,48 @@ class NodeRequest(Struct, frozen=True):
     until_ms: int | None = None
 
 
-def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = ()) -> Node:
+def ensure_wallet(
+    view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = (), window: Window | None = None
+) -> Node:
     """Return the root node, and write it at first use. *limit* is in nano-dollars; None takes the ledger's limit.
 
-    *soft* are the soft limits, in millionths of the limit.
+    *soft* are the soft limits, in millionths of the limit; *window* is when its spending restarts.
 
-    Raises ``ConfigError`` if the ledger already has another limit: two processes with different limits must not share
-    it.
+    Raises ``ConfigError`` if the ledger already has another limit or window: two processes with different ones must not
+    share it.
     """
     if not view.has_node(WALLET):
-        view.put_node(Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms, soft=soft))
-        view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit})
+        since_ms = 0 if window is None else window_start_ms(window, view.now_ms)
+        wallet = Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms, soft=soft)
+        view.put_node(replace(wallet, window=window, since_ms=since_ms))
+        said = {} if window is None else {"per": window.per, "tz": window.tz}
+        view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit, **said})
         return view.node(WALLET)
     wallet = view.node(WALLET)
     if soft != wallet.soft:
         wallet = replace(wallet, soft=soft)
         view.put_node(wallet)
     set_by_owner = view.mark(owner_mark(WALLET))
+    if limit is not None and set_by_owner is None and window != wallet.window and wallet.limit is not None:
+        raise ConfigError(
+            f"budget: Guard asks for one with the window {_shown(window)}, but this ledger's wallet has {_shown(wallet.window)}; "
+            f"leave budget out to take the ledger's, or its owner changes it: {_set_wallet(limit, window)}"
+        )
     if limit is None or limit == wallet.limit or is_owners_limit(set_by_owner, limit, wallet.limit):
         return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
         _refuse_below_used(view, wallet, limit, "budget")
-        return _lower(view, wallet, limit)
+        view.put_node(replace(view.node(WALLET), window=window))
+        return _lower(view, view.node(WALLET), limit, {} if window is None else {"per": window.per, "tz": window.tz})
     raise ConfigError(
         f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "
         f"${format_dollars(wallet.limit)}; use that value, or leave budget out to take the ledger's limit"
     )
+
+
+def _set_wallet(limit: Nanos, window: Window | None) -> str:
+    per = [] if window is None else ["--per", window.per, "--tz", window.tz]
+    return shlex.join(["x402guard", "budget", "set", WALLET, format_dollars(limit), *per])
 
 
 def is_owners_limit(set_by_owner: Mapping[str, Any] | None, limit: Nanos, now: Nanos | None) -> bool:
@@ -252,8 +268,8 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
     return view.node(node.id)
 
 
-def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
-    view.record(node.id, "limit", facts={"from": node.limit, "to": limit})
+def _lower(view: LedgerView, node: Node, limit: Nanos, window: Mapping[str, str] | None = None) -> Node:
+    view.record(node.id, "limit", facts={"from": node.limit, "to": limit, **(window or {})})
     view.put_node(replace(view.node(node.id), limit=limit))
     balance_grants(view, node.id)
     trip_exceeded(view, node.id)

@@ -274,23 +274,25 @@ def _wrong_until_ms(ledger: LedgerReads) -> int:
 
 def _window_fault(ledger: LedgerReads, node: Node, now_ms: int) -> str:
     entries = ledger.entries(node.id, grants=False)
-    opened = next((entry.facts() for entry in entries if (entry.node_id, entry.event) == (node.id, "open")), {})
-    said, named = (
-        None if node.window is None else (node.window.per, node.window.tz),
-        (opened.get("per"), opened.get("tz")),
-    )
+    said = None if node.window is None else (node.window.per, node.window.tz)
+    named: tuple[Any, Any] = (None, None)
+    set_ms = 0
+    for entry in entries:
+        if entry.node_id == node.id and entry.event in ("open", "limit") and "per" in (facts := entry.facts()):
+            named, set_ms = (facts["per"], facts.get("tz")), entry.at_ms if entry.event == "limit" else 0
     if said != named:
         return f"has the window {said}, but its journal says {named}"
     if node.since_ms > now_ms + MOST_AHEAD_MS:
         return f"has a window that begins in {(node.since_ms - now_ms) // 3_600_000} hours"
     if node.since_ms > now_ms or node.since_ms <= _wrong_until_ms(ledger):
         return ""
-    lines = fold_holds(entries).values()
-    counted = sum(_in_window(line, node.since_ms) for line in lines)
+    lines, since_ms = (
+        fold_holds(entries).values(),
+        max(node.since_ms, set_ms),
+    )  # what was before a window counts in none
+    counted = sum(_in_window(line, since_ms) for line in lines)
     if node.counted < counted:  # an entry has the time of the latest one before it, and its hold that of the clock
-        counted = sum(
-            _in_window(line, node.since_ms) for line in lines if not _closed_before(ledger, line, node.since_ms)
-        )
+        counted = sum(_in_window(line, since_ms) for line in lines if not _closed_before(ledger, line, since_ms))
     return "" if node.counted >= counted else f"counts {node.counted} in its window, but its journal says {counted}"
 
 

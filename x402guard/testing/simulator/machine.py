@@ -14,8 +14,8 @@ from x402guard.flow.shell import Shell, WritesLate
 from x402guard.flow.surroundings import Surroundings, use_surroundings
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
+from x402guard.guard.opening import WalletLimit
 from x402guard.guard.session import Session
-from x402guard.kernel.rows import Nanos
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice
@@ -177,9 +177,9 @@ class SimGuard(Guard):
         return self._late
 
     @override
-    def _open(self, shell: Shell, limit: Nanos | None, **more: bool) -> None:
+    def _open(self, shell: Shell, wallet: WalletLimit, **more: bool) -> None:
         shell = replace(shell, notifier=_Notifier(self._notify))
-        super()._open(replace(shell, recheck=self._nudge) if shell.chain is not None else shell, limit, **more)
+        super()._open(replace(shell, recheck=self._nudge) if shell.chain is not None else shell, wallet, **more)
 
 
 class _Notifier:
