@@ -18,7 +18,7 @@ from x402guard.errors import ConfigError, InconsistentLedger
 from x402guard.flow.surroundings import here
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import existing_ledger, gone_here, gone_instances
+from x402guard.guard.arguments import Lives, existing_ledger, gone_here, gone_instances
 from x402guard.guard.clock import accept_clock, refuse_strange_clock
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
@@ -178,11 +178,11 @@ def upgrade(
     Example: x402guard ledger upgrade
     """
     url = existing_ledger(ledger_url)
-    version, newest, rows, now_ms = _versions(url)
+    version, newest, rows, now_ms, lives = _versions(url)
     if version >= newest:
         say(f"{url} has ledger version {version} already", {"version": version, "copy": None}, as_json=as_json)
         return
-    gone = gone_instances(rows, now_ms)
+    gone = gone_instances(rows, now_ms, lives)
     alive = {key: row for key, row in rows.items() if key not in gone}
     lines = [
         f"{key}: x402guard {row.get('package', 'of before')}, reads ledger version {row.get('schema', 'unknown')}"
@@ -206,18 +206,18 @@ def upgrade(
     say(text, {"version": newest, "copy": None if kept is None else str(kept)}, as_json=as_json)
 
 
-def _versions(url: str) -> tuple[int, int, Mapping[str, Mapping[str, Any]], int]:
+def _versions(url: str) -> tuple[int, int, Mapping[str, Mapping[str, Any]], int, Lives]:
     """Return a ledger's version, the newest one, its processes by name, and its clock in unix milliseconds."""
     if is_postgres(url):
         from x402guard.stores.moving import instances_of
         from x402guard.stores.postgres_schema import VERSION
 
         version, rows, now_ms = instances_of(url)
-        return version, VERSION, rows, now_ms
+        return version, VERSION, rows, now_ms, lambda _: None
     if not url.startswith("sqlite:///"):
         raise ConfigError(f"ledger upgrade: {url} is no ledger that lasts")
     with closing(ReadOnlyStore(ledger_path(url), verified=False)) as store:
-        return store.version, store.schema, store.marks("instance", ""), store.now_ms()
+        return store.version, store.schema, store.marks("instance", ""), store.now_ms(), store.lives
 
 
 def _upgraded(url: str, version: int) -> Path | None:

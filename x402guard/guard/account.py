@@ -9,7 +9,7 @@ from decimal import Decimal
 from x402guard.errors import X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
-from x402guard.guard.arguments import gone_here
+from x402guard.guard.arguments import gone_in
 from x402guard.guard.opening import Basis
 from x402guard.kernel.rows import Hold, Node
 from x402guard.ledger.owner import check_reason, trip_node
@@ -128,7 +128,7 @@ class Account:
         """Return the current report of this budget and all below it."""
         from x402guard.views.books import books_of  # loaded at the first report
 
-        return Report.of(books_of(self.shell.store, self.id, gone=gone_here))
+        return Report.of(books_of(self.shell.store, self.id, gone=gone_in(self.shell.store)))
 
 
 def _as_outstanding(hold: Hold) -> Outstanding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,7 +18,8 @@ from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.purchases import silent_instances
-from x402guard.ledger.store import LedgerReads, LedgerStore
+from x402guard.ledger.queries import Gone
+from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
 from x402guard.policy import Policy
@@ -128,10 +129,19 @@ def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
     return listed
 
 
-def is_gone(row: Mapping[str, object]) -> bool:
-    """Return whether an instance is known to have ended: its row says so, or its process of this machine is gone."""
+Lives = Callable[[str], bool | None]
+"""Says whether the process that holds a life of that name lives (``LedgerStore.lives``)."""
+
+
+def is_gone(row: Mapping[str, Any], lives: Lives) -> bool:
+    """Return whether an instance is known to have ended.
+
+    Its row says so, the lock that it held for its life is free, or its process of this machine is gone.
+    """
     if row["ended"]:
         return True
+    if (name := row.get("life")) is not None and (alive := lives(name)) is not None:
+        return not alive
     pid = row.get("pid")
     return (
         row.get("host") == here().machine()
@@ -141,15 +151,22 @@ def is_gone(row: Mapping[str, object]) -> bool:
     )
 
 
-def gone_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> frozenset[str]:
+def gone_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int, lives: Lives) -> frozenset[str]:
     """Return the instances whose sessions count as ended: they are gone, or on another machine and silent."""
     silent, mine = silent_instances(rows, now_ms), here().machine()
-    return frozenset(key for key, row in rows.items() if is_gone(row) or (key in silent and row.get("host") != mine))
+    return frozenset(
+        key for key, row in rows.items() if is_gone(row, lives) or (key in silent and row.get("host") != mine)
+    )
 
 
-def gone_here(ledger: LedgerReads) -> frozenset[str]:
+def gone_here(store: LedgerStore) -> frozenset[str]:
     """Return the instances of a ledger whose sessions count as ended, seen from this machine."""
-    return gone_instances(ledger.marks("instance", ""), ledger.now_ms())
+    return gone_instances(store.marks("instance", ""), store.now_ms(), store.lives)
+
+
+def gone_in(store: LedgerStore) -> Gone:
+    """Return what looks for them at one moment of that ledger."""
+    return lambda ledger: gone_instances(ledger.marks("instance", ""), ledger.now_ms(), store.lives)
 
 
 def positive(name: str, value: int) -> int:

@@ -261,8 +261,10 @@ class Guard(BudgetParent):
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
         refuse_strange_server(store, self.shell.chain, here().boot_id())
         rows = store.marks("instance", "")
-        ended = {key for key, row in rows.items() if not row["ended"] and is_gone(row)}
-        now_ms = store.now_ms()
+        ended = {key for key, row in rows.items() if not row["ended"] and is_gone(row, store.lives)}
+        now_ms, name = store.now_ms(), here().random_bytes(8).hex()
+        self._life = store.hold_life(name)  # before the row that names it
+        self._life_name = None if self._life is None else name
         mine = self._row(ended=False)
 
         def change(view: LedgerView) -> None:
@@ -277,11 +279,16 @@ class Guard(BudgetParent):
                 lapse_due(view)
 
         transact_now(self.shell, Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
-        return gone_instances(rows, now_ms)
+        gone = gone_instances(rows, now_ms, store.lives)
+        for key in ended:
+            if (left := store.hold_life(rows[key].get("life", ""))) is not None:
+                left.close(ends=True)
+        return gone
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
         store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
-        knows = {"package": VERSION, "schema": store.schema, "lifetime_s": self.policy.max_lifetime_s}
+        life = {} if self._life_name is None else {"life": self._life_name}
+        knows = life | {"package": VERSION, "schema": store.schema, "lifetime_s": self.policy.max_lifetime_s}
         return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **knows, **me}
 
     def _beat(self) -> None:
@@ -383,6 +390,8 @@ class Guard(BudgetParent):
             for each in self._heartbeats:
                 each.close()
             self._write_row(mark)
+            if self._life is not None:
+                self._life.close(ends=True)
         finally:
             self._notifier.close()
             self._release()
@@ -425,7 +434,7 @@ def redeemed(basis: Basis, token: str) -> Session:
         )
     read, opener = read_token(token), opener_of(basis.context)
     rows = basis.shell.store.marks("instance", "")
-    gone = gone_instances(rows, basis.shell.store.now_ms())
+    gone = gone_instances(rows, basis.shell.store.now_ms(), basis.shell.store.lives)
     delegation, node = run(redeem(basis.context, read, opener, gone), basis.shell)
     hard = delegation.request["token_budget"] is not None
     quotes = tuple((pattern, Nanos(price)) for pattern, price in delegation.quotes)

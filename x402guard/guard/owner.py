@@ -15,7 +15,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import as_ms, existing_ledger, gone_here, gone_instances, may_write, positive, whole_id
+from x402guard.guard.arguments import as_ms, existing_ledger, gone_here, gone_in, may_write, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -144,7 +144,7 @@ class Owner:
 
         With *since* or *until* it is that of the period, with what was captured in it. Raises ``ConfigError``.
         """
-        books = books_of(self._store, find_budget(self._store, session, latest=True), gone=gone_here)
+        books = books_of(self._store, find_budget(self._store, session, latest=True), gone=gone_in(self._store))
         return Report.of(books, since_ms=as_ms("since", since), until_ms=as_ms("until", until))
 
     def live(self, *, find: str = "") -> LiveView:
@@ -152,11 +152,11 @@ class Owner:
 
         Of those that have ended it has the newest ones, and those whose id, name or budget has the text *find*.
         """
-        return live_of(self._store, find=find, gone=gone_here)
+        return live_of(self._store, find=find, gone=gone_in(self._store))
 
     def totals(self) -> Totals:
         """Return the figures of the ledger at one moment: what ``/metrics`` says."""
-        return totals_of(self._store, gone=gone_here)
+        return totals_of(self._store, gone=gone_in(self._store))
 
     def captures(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
@@ -334,7 +334,7 @@ class Owner:
                 "that have done it: x402guard journal rollback SESSION MODULE, with --from FOLDER if they are in a folder"
             )
         rows = self._store.marks("instance", "")
-        gone = gone_instances(rows, self._store.now_ms())
+        gone = gone_here(self._store)
         for node in self._store.nodes(node_id):
             for opener in node.openers:
                 instance = opener.rpartition("#")[0]

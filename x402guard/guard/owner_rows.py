@@ -22,7 +22,7 @@ from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.queries import STANDINGS, find_budget, last_nodes, nodes_of, standing
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.sessions import check_window
-from x402guard.ledger.store import LedgerReads
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.tree import plain_room, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars, nanos_to_decimal
@@ -89,7 +89,7 @@ class BudgetRow(_Row):
 
 
 def budget_rows(
-    store: LedgerReads, *, name: str | None, state: str | None, parent: str | None, since_ms: int, limit: int | None
+    store: LedgerStore, *, name: str | None, state: str | None, parent: str | None, since_ms: int, limit: int | None
 ) -> list[BudgetRow]:
     """Return the rows of budgets: see ``Owner.sessions``. Raises ``ConfigError``."""
     above = None if parent is None else find_budget(store, parent)
@@ -397,17 +397,17 @@ def limited(
     return change.done(unlent(view, node_id))
 
 
-def delegation_rows(ledger: LedgerReads, below_id: str = "") -> list[DelegationRow]:
+def delegation_rows(ledger: LedgerStore, below_id: str = "") -> list[DelegationRow]:
     """Return the delegations of sessions whose ids begin with *below_id*, the oldest session first."""
     nodes, now_ms, instances = nodes_of(ledger), ledger.now_ms(), ledger.marks("instance", "")
     found = [read_delegation(row) for row in ledger.marks("delegation", below_id).values()]
     found.sort(key=lambda each: nodes[each.session].created_ms)
-    gone = gone_instances(instances, now_ms)
+    gone = gone_instances(instances, now_ms, ledger.lives)
     asks = {row["sender"] for row in ledger.marks("input", "").values() if not row["taken"]}
     return [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__, asks=asks) for each in found]
 
 
-def delegation_named(ledger: LedgerReads, text: str) -> DelegationRow:
+def delegation_named(ledger: LedgerStore, text: str) -> DelegationRow:
     """Return the delegation of a session, or of a request by its id or a unique beginning of it. Raises ``ConfigError``."""
     known = {row.session: row for row in delegation_rows(ledger)}
     named = [row for row in known.values() if row.request_id == text]

@@ -65,7 +65,7 @@ class Watchdog:
         now_ms, nodes, holds = store.now_ms(), store.nodes(), store.outstanding()
         questions, states = store.marks("approval", "").values(), store.marks("state", "")
         instances, tripped = store.marks("instance", ""), []
-        gone = gone_instances(instances, now_ms)
+        gone = gone_instances(instances, now_ms, store.lives)
         waits = _waits(store.marks("wait", "").values(), nodes, lambda key: key in gone or key not in instances)
         delegated = {
             key for key, row in store.marks("delegation", "").items() if row["state"] == DelegationState.WORKING

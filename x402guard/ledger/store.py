@@ -25,6 +25,13 @@ STEPS: Final = ("authorize", "void")
 """The events of a journal that say which steps were held for, and which of them were never paid."""
 
 
+class Life(Protocol):
+    """What shows that a process lives, until it is closed or the process ends."""
+
+    def close(self, *, ends: bool = False) -> None:
+        """Show it no more; *ends*: the process has written that it ends."""
+
+
 class LedgerReads(Protocol):
     """What can be read of a ledger. Every method raises ``LedgerUnavailable`` if it cannot be read."""
 
@@ -211,6 +218,12 @@ class LedgerStore(LedgerReads, Protocol):
         *change* opens it. *decide* is the same as it is run now: its result is returned, and nothing is written. Raises
         what it raises.
         """
+
+    def lives(self, name: str) -> bool | None:
+        """Return whether the process that holds the life *name* lives; None if that cannot be known here."""
+
+    def hold_life(self, name: str) -> Life | None:
+        """Show under a *name* (hexadecimal digits) that this process lives; None where the ledger has no place for that."""
 
     def write_openings(self, node_id: str | None = None, *, below: bool = False, older_s: float = 0.0) -> None:
         """Write the sessions that are decided and not written. Raises ``LedgerUnavailable``.

@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -199,6 +199,66 @@ class FileTurn:
             os.close(queue)
 
 
+class LifeLock:
+    """A lock that a process holds as long as it lives, so that others see its end: also in another container.
+
+    A file of its own, because any close of a locked file would give up the locks of its process (fcntl's byte ranges), and
+    because a fork must not hold it on: it closes its descriptor.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        """*path* is the ledger's file, *name* what stands in the row of the process. Raises ``OSError``."""
+        self._path = _life_of(path, name)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        locks(self._descriptor)
+        _OPEN.add(self)
+
+    def close(self, *, ends: bool = False) -> None:
+        """Close it; with *ends*, the process has written that it ends, and the file goes. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, _NONE
+        if descriptor != _NONE:
+            if ends:
+                self._path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def lives(path: Path, name: str) -> bool | None:
+    """Return whether the process with this life lock at a ledger's file lives; None if that cannot be known here."""
+    try:
+        descriptor = os.open(_life_of(path, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None  # also where there is no file: it goes after the end is written, or somebody has removed it
+    try:
+        return not locks(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ShowsLife:
+    """A store in a file, beside which each process holds a lock for its life."""
+
+    _path: Path
+
+    def hold_life(self, name: str) -> LifeLock | None:
+        """See ``LedgerStore.hold_life``."""
+        with suppress(OSError):
+            return LifeLock(self._path, name)
+        return None
+
+    def lives(self, name: str) -> bool | None:
+        """See ``LedgerStore.lives``."""
+        return lives(self._path, name)
+
+
+_LIFE: Final = re.compile(r"[0-9a-f]{8,64}")
+
+
+def _life_of(path: Path, name: str) -> Path:
+    if not _LIFE.fullmatch(name):  # a row's word makes no path
+        raise OSError(f"{name!r:.80} is no name of a lock")
+    return Path(f"{path}-live-{name}")
+
+
 def locks(descriptor: int) -> bool:
     """Lock an open file at once. Returns False if another one has it locked."""
     try:
@@ -209,7 +269,7 @@ def locks(descriptor: int) -> bool:
 
 
 _NONE: Final = -1
-_OPEN: Final[WeakSet[FileTurn]] = WeakSet()
+_OPEN: Final[WeakSet[FileTurn | LifeLock]] = WeakSet()
 
 
 def _leave_to_the_parent() -> None:

@@ -42,7 +42,7 @@ from x402guard.stores.file_errors import (
     unavailable,
     unsound,
 )
-from x402guard.stores.file_lock import FILE_MARK, FileTurn, Generation, identities, place_of
+from x402guard.stores.file_lock import FILE_MARK, FileTurn, Generation, ShowsLife, identities, place_of
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.sql_reads import LIVE_HOLDS, OUTERMOST, SqlReads
 from x402guard.stores.sqlite_rows import SqliteMoment, SqliteRows
@@ -65,7 +65,7 @@ _MARKS_AT_ONCE: Final = 500
 _CLOSE_S: Final = 2.0  # seconds that a close waits for another process, or for a reader
 
 
-class SqliteStore(SqlReads, GroupCommit):
+class SqliteStore(ShowsLife, SqlReads, GroupCommit):
     """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:

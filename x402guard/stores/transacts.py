@@ -18,6 +18,7 @@ from x402guard.errors import ConfigError, X402GuardError
 from x402guard.kernel.change_set import MONEY_MARKS, Before, ChangeSet, MarkKey, Opened, Token, mark_name
 from x402guard.kernel.ledger import Clock, Ledger
 from x402guard.kernel.rows import WALLET, Hold, HoldState, Node
+from x402guard.ledger.store import Life
 from x402guard.ledger.view import Change, LedgerView, Loaded, Scope
 from x402guard.money import dollars_to_nanos
 
@@ -75,6 +76,14 @@ class Transacts(Ledger):
     def schema(self) -> int:
         """See ``LedgerStore.schema``."""
         return 0
+
+    def hold_life(self, name: str) -> Life | None:  # noqa: ARG002 - a store with files uses it
+        """See ``LedgerStore.hold_life``."""
+        return None
+
+    def lives(self, name: str) -> bool | None:  # noqa: ARG002
+        """See ``LedgerReads.lives``."""
+        return None
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""

@@ -11,7 +11,7 @@ from x402guard.kernel.change_set import Opened
 from x402guard.kernel.ledger import Signs
 from x402guard.kernel.rows import Entry, Hold, Node
 from x402guard.kernel.signer import Signable
-from x402guard.ledger.store import LedgerReads, LedgerStore
+from x402guard.ledger.store import LedgerReads, LedgerStore, Life
 from x402guard.ledger.view import Change, LedgerView, Scope
 
 R = TypeVar("R")
@@ -44,6 +44,15 @@ class WatchedStore:
     def schema(self) -> int:
         """See ``LedgerStore.schema``."""
         return self.inner.schema
+
+    def hold_life(self, name: str) -> Life | None:
+        """See ``LedgerStore.hold_life``: a simulated process ends without its file's lock, so its machine says who lives."""
+        del name
+        return None
+
+    def lives(self, name: str) -> bool | None:
+        """See ``LedgerStore.lives``."""
+        return self.inner.lives(name)
 
     @property
     def is_shared(self) -> bool:
