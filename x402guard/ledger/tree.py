@@ -7,13 +7,18 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.kernel.rows import Nanos, Node, NodeKind
+from x402guard.kernel.rows import Nanos, Node, NodeKind, NodeState
 from x402guard.kernel.rows import lends as path_lends
 
 
 def plain_room(node: Node) -> int | None:
     """Return ``node.room`` without the reserve for last LLM calls, in nano-dollars; None without a limit."""
     return None if node.room is None else node.room - node.reserve
+
+
+def left_of(node: Node) -> int | None:
+    """Return what a node alone lets be spent now, in nano-dollars: ``node.room``, and 0 where it is stopped."""
+    return 0 if node.state is NodeState.TRIPPED else node.room
 
 
 def lends(nodes: Mapping[str, Node], node_id: str) -> bool:
@@ -64,8 +69,14 @@ def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
 
 
 def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
-    """Return the largest amount (nano-dollars) that fits every budget on a node's path; None if none has a limit."""
-    rooms = [room for node in path(nodes, node_id) if (room := plain_room(node)) is not None]
+    """Return the most that may be spent now, in nano-dollars: what fits every budget on a node's path; None without a limit.
+
+    It is 0 where one of them is stopped.
+    """
+    above = path(nodes, node_id)
+    if any(node.state is NodeState.TRIPPED for node in above):
+        return Nanos(0)
+    rooms = [room for node in above if (room := plain_room(node)) is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 

@@ -13,7 +13,7 @@ from x402guard.ledger.evidence import named_transaction
 from x402guard.ledger.queries import ABANDONED, Gone, ended_instances, standing
 from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore
-from x402guard.ledger.tree import is_outermost, path
+from x402guard.ledger.tree import is_outermost, left_of, path
 from x402guard.policy.latches import HeldLatch, latches_of
 from x402guard.views.groups import ended_by
 from x402guard.views.model import Out
@@ -216,7 +216,7 @@ class _Live:
         return Totals(
             spent=0 if wallet is None else wallet.spent,
             out=0 if wallet is None else wallet.live,
-            left=None if wallet is None else wallet.room,
+            left=None if wallet is None else left_of(wallet),
             stopped=None if wallet is None else _why(wallet),
             customers=self._customers(),
             counts=_counted(self._sessions(), ever),
@@ -236,7 +236,7 @@ class _Live:
             spent=0 if wallet is None else wallet.spent,
             out=0 if wallet is None else wallet.live,
             allocated=0 if wallet is None else self._promised(wallet),
-            left=None if wallet is None else wallet.room,
+            left=None if wallet is None else left_of(wallet),
             stopped=None if wallet is None else _why(wallet),
             sessions=tuple(sorted(self._sessions(), key=_urgency)),
             ever=ever,
@@ -276,7 +276,7 @@ class _Live:
                 node.limit,
                 node.spent,
                 node.live,
-                node.room,
+                left_of(node),
                 _why(node),
             )
             for node in budgets
@@ -315,7 +315,7 @@ class _Live:
             spent=node.spent,
             out=node.live,
             allocated=self._promised(node) if state in ("open", "asks") else 0,
-            left=node.room,
+            left=node.room if stopped is None else 0,
             opened_ms=node.created_ms,
             last_ms=max([node.last_ms, *(child.last_ms for child in below)]),
         )

@@ -261,13 +261,17 @@ def sum_line(view: View) -> str:
     return " + ".join(parts) + (" = " if view.limit is not None else " + ") + last
 
 
+STOPPED: Final = "not to be spent while it is stopped"
+
+
 def sum_words(view: View) -> list[tuple[str, str]]:
     """Return the sum as (amount, name): spent + still out + left = limit; without a limit what is spent and out."""
     terms = [(dollars(view.spent), "spent"), (dollars(view.sums.out), "still out")]
     if view.left is not None and view.limit is not None and view.left < 0:
         return [*terms, (dollars(view.limit + -view.left), f"in all, {dollars(-view.left)} past the limit")]
     if view.left is not None and view.limit is not None:
-        terms += [(dollars(view.left), "left"), (dollars(view.limit), "limit")]
+        stopped = [(dollars(view.left), STOPPED)] if view.state == "tripped" and view.left else []
+        terms += [(dollars(0 if stopped else view.left), "left"), *stopped, (dollars(view.limit), "limit")]
     return terms
 
 
@@ -281,4 +285,6 @@ def legend(view: View) -> list[tuple[str, int, str]]:
     parts = [(name, amount, HELP[name]) for name, amount in view.sums.parts()]
     if view.left is None:
         return parts
+    if view.state == "tripped" and view.left > 0:
+        return [*parts, ("left", view.left, STOPPED)]
     return [*parts, ("left", view.left, HELP["left"]) if view.left >= 0 else ("past", -view.left, "past the limit")]

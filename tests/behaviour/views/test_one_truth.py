@@ -54,3 +54,25 @@ def test_a_session_of_a_process_that_has_died_is_open_in_no_view(url, tmp_path):
         session.charge("serp", "$0.01")
         with Owner(url) as owner:
             assert [row.id for row in owner.sessions(state="open")] == ["wallet", "d-1"]
+
+
+def test_what_is_left_of_something_stopped_is_nothing_in_every_view(url, tmp_path):
+    with make_guard(url, budget="$5.00") as guard:
+        with guard.budget("customer", "$2.00", per="day", tz="UTC").session("s", budget="$1.00", id="s-1") as session:
+            session.charge("serp", "$0.20")
+            with Owner(url) as owner:
+                owner.trip("customer")
+                rows = {row.id: str(row.remaining) for row in owner.sessions()}
+                assert rows == {"wallet": "4.80", "budget:customer": "0.00", "s-1": "0.00"}
+                assert (session.remaining, owner.report("s-1").to_dict()["remaining"]) == (0, "0.00")
+                assert [each.left for each in owner.live().sessions] == [0]
+                assert [each.left for each in owner.totals().customers] == [0]
+                said = " ".join(owner.report("customer").to_text().split())
+                assert "$0.00 left + $1.80 not to be spent while it is stopped = $2.00 limit" in said
+                owner.reset("customer")
+                assert str(session.remaining) == "0.80"
+                owner.trip("wallet")
+                assert {str(row.remaining) for row in owner.sessions()} == {"0.00"}
+                assert (owner.totals().left, owner.live().left) == (0, 0)
+    listed = json.loads(typed("sessions", "--ledger", url, "--json", cwd=tmp_path).stdout)
+    assert {row["remaining"] for row in listed} == {"0.00"}
