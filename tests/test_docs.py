@@ -176,10 +176,8 @@ def test_the_python_of_a_page_is_python(page):
 
 
 OVER_MCP = DOCS / "how-to" / "pay-an-offer.md"  # its server is in tests/integration/test_mcp_client.py
-# Their blocks are run, or their settings used, in tests/integration and tests/unit/stores/test_postgres.py.
-ELSEWHERE = {
-    DOCS / "how-to" / f"{name}.md" for name in ("any-language", "mcp-wallet", "a-fleet", "sellers", "in-production")
-}
+APART = ("any-language", "mcp-wallet", "a-fleet", "sellers", "in-production")  # run, or used, in tests of their own
+ELSEWHERE = {DOCS / "how-to" / f"{name}.md" for name in APART}
 IN_A_TERMINAL = DOCS / "tutorial" / "in-a-terminal.md"
 RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {*ELSEWHERE, IN_A_TERMINAL, OVER_MCP})
 

@@ -37,7 +37,7 @@ def in_bash(block, folder):
 
 
 def test_its_commands_run_in_their_order_and_lose_nothing(tmp_path):
-    fund, container, backup, drill, upgrade = blocks("sh")
+    fund, container, backup, drill, upgrade, rotate = blocks("sh")
     path = tmp_path / "x402guard.db"
     # ``doctor`` has warnings on a machine without chains; what it checks is in a test of its own.
     assert in_bash(fund.replace("x402guard doctor", "x402guard doctor || true"), tmp_path).returncode == 0
@@ -52,6 +52,8 @@ def test_its_commands_run_in_their_order_and_lose_nothing(tmp_path):
     assert "$0.50 are captured in the wallet" in done.stdout
     done = in_bash(upgrade, tmp_path)
     assert (done.returncode, "already" in done.stdout) == (0, True), done.stderr
+    done = in_bash(rotate, tmp_path)
+    assert (done.returncode, "no key was ever used with it" in done.stderr) == (2, True), "this agent never pays"
     with Owner(path) as owner:
         wallet = owner.budget("wallet")
         assert (wallet.spent, wallet.per, owner.verify()) == (Decimal("1.5"), "month Europe/Berlin", [])
@@ -59,7 +61,7 @@ def test_its_commands_run_in_their_order_and_lose_nothing(tmp_path):
 
 
 def test_its_drill_accepts_a_copy_since_which_nothing_was_used(tmp_path):
-    fund, _, backup, drill, _ = blocks("sh")
+    fund, _, backup, drill, *_ = blocks("sh")
     path = tmp_path / "x402guard.db"
     in_bash(fund, tmp_path)
     with make_guard(f"sqlite:///{path}", signer=None) as guard, guard.session("a", budget="$5.00", id="a") as session:

@@ -252,7 +252,17 @@ def test_a_mark_that_stays_is_no_second_proof():
 def test_a_ledger_belongs_to_one_wallet(key, known, rule):
     rows = Rows(marks={key: known})
     rows.view.put_mark(key, {"address": "0x2"})
-    says(rows.said(), rule, "mark wallet/payer: a ledger belongs to one wallet for good")
+    says(rows.said(), rule, "mark wallet/payer: a ledger belongs to one wallet, until its owner says so")
+
+
+@pytest.mark.parametrize(
+    ("node", "command", "rule"), [("wallet", "payer", ""), ("s", "payer", GIVING), ("wallet", "limit", GIVING)]
+)
+def test_its_owner_gives_a_ledger_to_another_key(node, command, rule):
+    rows = Rows(marks={("wallet", "payer"): {"address": "0x1"}})
+    rows.view.put_mark(("wallet", "payer"), {"address": "0x2", "before": ["0x1"]})
+    rows.view.prove(ByOwner(node, command, "me"))
+    says(rows.said(), rule, "mark wallet/payer: a ledger belongs to one wallet, until its owner says so")
 
 
 def test_the_same_wallet_is_written_again():

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, say, working
+from x402guard.chain.reader import RpcChainReader
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, working
 from x402guard.errors import ConfigError
+from x402guard.guard.owner import Owner
 from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, REPORT_KEY_PASSWORD, load_settings
 from x402guard.guard.signed_report import ReportKey
+from x402guard.kernel.evm import Address
+from x402guard.money import format_dollars
 from x402guard.x402.keys import keystore_address, make_keystore, parse_key
 from x402guard.x402.signer import address_in, refuse_key
 
@@ -62,6 +68,44 @@ def address(
     say(payer, {"address": payer}, as_json=as_json)
     if path is not None and not as_json:
         typer.echo("The file says so; it is checked against the key when the keystore is opened.", err=True)
+
+
+@keys.command("rotate")
+def rotate(
+    path: Annotated[Path, typer.Argument(help="The keystore of the new key, such as new-wallet.json.")],
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the ledger belong to another key: its budgets, history and purchases go on.
+
+    From then on the key of before signs nothing, in any process. What it has signed stays and counts until it is dead;
+    reconcile reads both accounts. Example: x402guard keys rotate new-wallet.json
+    """
+    new = address_in(path)
+    with Owner(ledger) as owner:
+        was = owner.change_key(new)
+        left = [hold for hold in owner.holds() if hold.payee is not None]
+    held = sum((hold.amount for hold in left), Decimal(0))
+    text = f"the ledger belongs to {new} now, no more to {was}; set X402GUARD_KEYSTORE to {path} and start your agents again"
+    if left:
+        text += f". Payments of ${held} that the key of before has signed are out, and count until they are dead: x402guard holds"
+    say(text, {"address": new, "before": was, "out": str(held)}, as_json=as_json)
+    if not as_json:
+        typer.echo(_of_before(was), err=True)
+
+
+def _of_before(was: str) -> str:
+    """Return what the account of before still has, as far as a chain can be asked."""
+    settings = load_settings()
+    said = []
+    with closing(RpcChainReader(settings.read_chains())) as chain:
+        for asset in settings.registry().all():
+            if asset.network in chain.networks:
+                funds = chain.funds(asset.network, asset.contract, Address(was))
+                if funds is None or funds.balance:
+                    amount = "unknown" if funds is None else f"${format_dollars(asset.value_nanos(funds.balance))}"
+                    said.append(f"{amount} of {asset.symbol} on {asset.network}")
+    return f"{was} still has: {', '.join(said) or 'nothing that could be seen'}. Move it to the new address"
 
 
 @keys.command("report")

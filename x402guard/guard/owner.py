@@ -22,6 +22,7 @@ from x402guard.guard.owner_rows import (
     ActionRow,
     AllowanceRow,
     BudgetRow,
+    ChangesKey,
     DelegationRow,
     HoldRow,
     LatchRow,
@@ -80,7 +81,7 @@ from x402guard.x402.unexplained import acknowledge, key_of, unexplained_in
 R = TypeVar("R")
 
 
-class Owner:
+class Owner(ChangesKey):
     """A ledger in the hands of its owner: what is in it, and the commands that loosen or stop it. Never for an agent.
 
     A session is named by its id, by its name if only one has it, by ``id=ID``, or as ``wallet``. A block
@@ -269,8 +270,7 @@ class Owner:
         """Set the limit of a session, a named budget or the wallet, in dollars, also upwards; None for a wallet without.
 
         *per* is when the spending of the wallet or a named budget restarts, by the calendar of *tz*: ``day``, ``week``, ``month``.
-        A limit that is zero or below what is used stops the budget: then *stops* has to be True, or ``ConfigError`` is
-        raised and nothing is changed. Past its new limit, the budget is tripped.
+        A limit that is zero or below what is used stops (trips) the budget: then *stops* has to be True, or ``ConfigError``.
         """
         nanos = None if limit is None else check_dollars("limit", limit)
         return self._change(session, partial(limited, limit=nanos, by=self.by, restarts=(per, tz), stops=stops))

@@ -11,20 +11,21 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
 from x402guard.frozen import replace
 from x402guard.guard.arguments import gone_here, gone_instances
 from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
-from x402guard.ledger.owner import KEEP, known_budget, set_limit
+from x402guard.ledger.owner import KEEP, change_payer, known_budget, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.queries import STANDINGS, find_budget, last_nodes, nodes_of, standing
 from x402guard.ledger.questions import question_id
-from x402guard.ledger.sessions import check_window
+from x402guard.ledger.sessions import PAYER_MARK, check_window
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.tree import plain_room, remaining
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.checks import check_choice, check_name, check_whole
 from x402guard.policy.latches import HeldLatch
@@ -349,6 +350,23 @@ class LimitChange(_Row):
         """Return the change as it was made; *node* is the budget afterwards."""
         room = plain_room(node)
         return replace(self, left=None if room is None else _dollars(Nanos(max(0, room))), state=str(node.state))
+
+
+class ChangesKey:
+    """What an owner does with the key of a ledger."""
+
+    _store: LedgerStore
+    by: str
+
+    def change_key(self, address: str) -> str:
+        """Let the ledger belong to the account of another key, and return the one of before. Budgets and history go on.
+
+        From then on the key of before signs nothing. What it has signed stays and counts, and ``reconcile`` reads both
+        accounts. Raises ``ConfigError``.
+        """
+        payer = parse_address(address)
+        scope = Scope(nodes=(WALLET,), marks=(PAYER_MARK,), durable=True)
+        return self._store.transact(scope, lambda view: change_payer(view, PAYER_MARK, payer, self.by))
 
 
 @dataclass(frozen=True, slots=True)

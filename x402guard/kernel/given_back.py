@@ -163,5 +163,5 @@ def check_marks(changes: Changes) -> None:
             owner = next((move for move in changes.moves if move.after.id == known["hold"]), None)
             if owner is None or owner.before is None or owner.before.proof != key or owner.after.proof == key:
                 refuse(_RULE, f"mark proof/{key}", f"it proves hold {known['hold']}, whose proof does not change")
-        elif (kind, key) == ("wallet", "payer") and known is not None and known != value:
-            refuse(_RULE, f"mark {kind}/{key}", "a ledger belongs to one wallet for good")
+        elif (kind, key) == ("wallet", "payer") and known not in (None, value) and (kind, key) not in changes.commands:
+            refuse(_RULE, f"mark {kind}/{key}", "a ledger belongs to one wallet, until its owner says so")

@@ -86,7 +86,7 @@ class ByOwner(Struct, frozen=True, tag=True):
     """A named command of the owner on one budget. *by* is who gave it."""
 
     node_id: str
-    command: Literal["limit", "reset", "clock", "forgive"]
+    command: Literal["limit", "reset", "clock", "forgive", "payer"]
     by: str
 
 

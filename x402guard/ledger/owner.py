@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from x402guard.errors import ConfigError
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.evm import Address
 from x402guard.kernel.proofs import ByOwner
 from x402guard.kernel.rows import (
     WALLET,
@@ -94,6 +95,22 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
 
 KEEP: Final = Window("day", "")
 """The window that a budget has."""
+
+
+def change_payer(view: LedgerView, key: MarkKey, payer: Address, by: str) -> str:
+    """Let a ledger belong to another key's account from now on, and return the one of before. *key* is ``PAYER_MARK``.
+
+    What the key of before has signed stays and counts. Raises ``ConfigError`` if no key was ever used, or for the same one.
+    """
+    known = view.mark(key)
+    if known is None or known["address"].lower() == payer.lower():
+        what = "no key was ever used with it" if known is None else f"it belongs to {payer} already"
+        raise ConfigError(f"keys rotate: there is nothing to change in this ledger: {what}")
+    was = str(known["address"])
+    view.prove(ByOwner(WALLET, "payer", by))
+    view.put_mark(key, {"address": payer, "before": [*known.get("before", ()), was]})
+    view.record(WALLET, "event", facts={"name": "key_changed", "from": was, "to": payer, "by": by})
+    return was
 
 
 def set_limit(view: LedgerView, node_id: str, limit: Nanos | None, by: str, window: Window = KEEP) -> Node:

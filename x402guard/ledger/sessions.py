@@ -126,11 +126,24 @@ def ensure_payer(view: LedgerView, payer: Address) -> None:
     known = view.mark(PAYER_MARK)
     if known is None:
         view.put_mark(PAYER_MARK, {"address": payer})
-    elif known["address"].lower() != payer.lower():
+    else:
+        check_payer(view, payer)
+
+
+def check_payer(view: LedgerView, payer: Address | None) -> None:
+    """Raise ``ConfigError`` if the ledger belongs to another key's account than *payer*, maybe since a moment ago."""
+    known = view.mark(PAYER_MARK)
+    if payer is None or known is None or known["address"].lower() == payer.lower():
+        return
+    if payer.lower() in [each.lower() for each in known.get("before", ())]:
         raise ConfigError(
-            f"signer: this ledger belongs to the wallet {known['address']}, but the key belongs to {payer}; "
-            "use a separate ledger for each wallet"
+            f"signer: the owner has changed this ledger's key (x402guard keys rotate): {payer} signs nothing any more; use the key "
+            f"of {known['address']}"
         )
+    raise ConfigError(
+        f"signer: this ledger belongs to the wallet {known['address']}, but the key belongs to {payer}; use a separate ledger for "
+        "each wallet, or change this one's key: x402guard keys rotate KEYSTORE"
+    )
 
 
 def open_node(view: LedgerView, request: NodeRequest) -> Node:

@@ -15,6 +15,7 @@ from x402guard.flow.request import RequestFacts
 from x402guard.kernel.change_set import MarkKey
 from x402guard.kernel.rows import Delivery, Hold, HoldState
 from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of, take_over
+from x402guard.ledger.sessions import PAYER_MARK, check_payer
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.guards import guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
@@ -120,6 +121,7 @@ def carry(context: Context, request: RequestFacts) -> Flow[Hold | None]:
         hold = view.hold(hold_id)
         if hold is None or check_standing(view, context) is not None or check_clock(view) is not None:
             return None
+        check_payer(view, context.payer)
         if hold.state not in _PRESENTABLE or not has_time(view, hold):
             return None
         if presentation_of(hold) != (hold_id, request.presented) or hold.delivery is Delivery.FORGIVEN:
@@ -131,7 +133,9 @@ def carry(context: Context, request: RequestFacts) -> Flow[Hold | None]:
         return taken
 
     try:
-        carried: Hold | None = yield Transact(Scope(nodes=(context.node_id,), holds=(hold_id,), durable=True), change)
+        carried: Hold | None = yield Transact(
+            Scope(nodes=(context.node_id,), holds=(hold_id,), marks=(PAYER_MARK,), durable=True), change
+        )
     except BaseException:
         for each in begun:
             context.in_flight.pop(each, None)

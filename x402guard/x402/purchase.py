@@ -33,6 +33,7 @@ from x402guard.ledger.purchases import (
     presentation_of,
     take_over,
 )
+from x402guard.ledger.sessions import PAYER_MARK, check_payer
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
@@ -147,7 +148,7 @@ def purchase_scope(
     context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step, purchase: str
 ) -> Scope:
     """Return the scope of ``authorize_purchase``."""
-    marks = [*origin_marks(request), *version_marks(request)]
+    marks = [PAYER_MARK, *origin_marks(request), *version_marks(request)]
     marks += [shape_mark(request.host), doubted_mark(context, step.name)]
     payees: list[str] = []
     for case in cases:
@@ -209,6 +210,7 @@ def authorize_purchase(
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
+    check_payer(view, context.payer)  # its owner may have changed the key since this process has started
     unfinished = _unfinished(view, context, request, cases, step)
     if unfinished is not None:
         return unfinished
@@ -261,7 +263,7 @@ def _unfinished(
         return late
     terms = [case.offer.terms for case in cases]
     for hold in sorted(lost, key=lambda each: each.payment().terms not in terms):
-        if _is_presentable(view, hold, request, terms):
+        if hold.payment().payer == context.payer and _is_presentable(view, hold, request, terms):  # of no key of before
             return _present_again(view, context, hold, step)
     if lost:
         return _NOTHING_TO_POLL if request.polls else Stuck(lost[0])
@@ -443,17 +445,15 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step, purchase: 
     if context.payer is None:
         raise ValueError("a payment needs a payer")
     hold_id = request.entropy.hex()
-    # In shadow mode a shorter lifetime was excused.
-    intent = scheme_for(offer.scheme, offer.method).propose(
-        Proposal(
-            offer=offer,
-            payer=context.payer,
-            now_unix=view.clock_ms // 1000,
-            lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),
-            nonce=int(hold_id, 16),
-            payment_id=f"pay_{hold_id[:32]}",
-        )
+    proposal = Proposal(
+        offer=offer,
+        payer=context.payer,
+        now_unix=view.clock_ms // 1000,
+        lifetime_s=max(MIN_LIFETIME_S, lifetime_s(context.policy, case)),  # in shadow mode a shorter one was excused
+        nonce=int(hold_id, 16),
+        payment_id=f"pay_{hold_id[:32]}",
     )
+    intent = scheme_for(offer.scheme, offer.method).propose(proposal)
     return Hold(
         id=hold_id,
         node_id=context.node_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 from msgspec.structs import replace
@@ -353,12 +354,12 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
     row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
     if row is None:
         return  # nothing was ever signed
-    payer = parse_address(str(row["address"]))
+    payers = [parse_address(str(each)) for each in (row["address"], *row.get("before", ()))]
     yield from _look_at_added(context, result)
     since_unix = store.path(WALLET)[0].created_ms // 1000
     undecided, unshown = partial(_undecided, store), partial(store.marks, "unshown")
     waiting = partial(waiting_in, store)
-    for token in context.registry.on(context.chains):
+    for token, payer in product(context.registry.on(context.chains), payers):
         yield from reconcile_wallet(
             context, token, payer, since_unix, result, undecided=undecided, unshown=unshown, waiting=waiting
         )
