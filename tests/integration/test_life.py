@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.merchant import make_guard
-from x402guard import Owner
+from x402guard import ConfigError, Owner
 
 _AGENT = """
 import sys, time
@@ -108,3 +108,12 @@ def test_a_word_in_a_row_makes_no_path(tmp_path, name):
         assert guard.shell.store.lives(name) is None
         assert guard.shell.store.hold_life(name) is None
         assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_guard_that_does_not_open_leaves_no_lock(tmp_path):
+    path = tmp_path / "spend.db"
+    with make_guard(f"sqlite:///{path}", budget="$5.00"):
+        with pytest.raises(ConfigError, match="wallet has a limit"):
+            make_guard(f"sqlite:///{path}", budget="$6.00")
+        assert len(lives_of(path)) == 1
+    assert lives_of(path) == []

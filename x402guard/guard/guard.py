@@ -58,7 +58,7 @@ from x402guard.ledger.lost import enter_ends
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
-from x402guard.ledger.store import CheckedInParts, ForgetsSessions, LedgerStore, MayBeAway
+from x402guard.ledger.store import CheckedInParts, ForgetsSessions, LedgerStore, Life, MayBeAway
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars
@@ -187,6 +187,9 @@ class Guard(BudgetParent):
         shell = Shell(store, pays, chain, asks, notifier, kill_file=stop, shadow=self.context.shadow)
         self._open(shell, wallet, background_checks=background_checks, telemetry=telemetry)
 
+    _life: Life | None = None
+    _life_name: str | None = None
+
     @property
     def instance(self) -> str:
         """The name of this guard in the ledger: host, process, and a part at random."""
@@ -250,6 +253,8 @@ class Guard(BudgetParent):
             if self._observer is not None:
                 self._observer.close()
         finally:
+            if self._life is not None:
+                self._life.close()
             if owns_store:
                 self.shell.store.close()
             if owns_chain and self.shell.chain is not None:
@@ -278,7 +283,15 @@ class Guard(BudgetParent):
             if view.ahead_ms <= self.context.max_clock_jump_ms:
                 lapse_due(view)
 
-        transact_now(self.shell, Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
+        scope = Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True)
+        try:
+            transact_now(self.shell, scope, change)
+        except BaseException:
+            if self._life is not None:
+                self._life.close(
+                    ends=True
+                )  # no row names it, and a program that is started again and again leaves no files
+            raise
         gone = gone_instances(rows, now_ms, store.lives)
         for key in ended:
             if (left := store.hold_life(rows[key].get("life", ""))) is not None:
