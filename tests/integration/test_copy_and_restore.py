@@ -136,6 +136,17 @@ def test_a_whole_copy_is_put_back_and_counts_what_was_used_since(tmp_path):
         session.charge("x", "$0.01")
 
 
+def test_a_file_that_comes_in_between_is_nobody_elses_to_remove(tmp_path, monkeypatch):
+    path, target = tmp_path / "spend.db", tmp_path / "copy.db"
+    with make_guard(f"sqlite:///{path}", budget="$5.00"):
+        pass
+    with closing(ReadOnlyStore(path)) as store:
+        monkeypatch.setattr("x402guard.stores.read_only.was_used", lambda _: not target.write_bytes(b"theirs"))
+        with pytest.raises(LedgerUnavailable, match="cannot write the copy"):
+            store.copy_to(target)
+    assert target.read_bytes() == b"theirs"
+
+
 def test_a_copy_replaces_nothing(tmp_path):
     path = tmp_path / "spend.db"
     with make_guard(f"sqlite:///{path}", budget="$5.00"):

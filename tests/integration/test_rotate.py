@@ -155,3 +155,17 @@ def test_a_ledger_without_a_key_and_the_same_key_have_nothing_to_change(world):
     assert typed("keys", "rotate", "new.json", "--ledger", url, cwd=folder).returncode == 0
     again = typed("keys", "rotate", "new.json", "--ledger", url, cwd=folder)
     assert (again.returncode, "already" in again.stderr) == (2, True)
+
+
+def test_a_key_that_comes_back_is_read_once(world):
+    net, url, new, _ = world
+    with guard_of(net, url, old_key(net), budget="$1.00"):
+        pass
+    with Owner(url) as owner:
+        for address in (new, net.payer, new, net.payer):
+            owner.change_key(address)
+        row = owner._store.marks("wallet", "payer")["payer"]
+    assert (row["address"], row["before"]) == (net.payer, [new])
+    with guard_of(net, url, old_key(net)) as guard, guard.session("s", budget="$1.00") as session:
+        buys(session, net, "back")
+        assert guard.reconcile().unexplained == []

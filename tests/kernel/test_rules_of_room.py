@@ -289,3 +289,22 @@ def test_a_new_node_survives_a_power_cut_and_more_tokens_need_not():
     rows.begin(hold, is_booked=False)
     rows.view.record("t", "authorize", hold_id=hold.id, held=TEN)
     assert rows.said(durable=False) == ""
+
+
+FLAGGED = {"state": NodeState.TRIPPED, "terminated_by": "overshoot", "warned": 1_000_001}
+LOOSER = {
+    "an owner's trip becomes an overshoot": ({"state": NodeState.TRIPPED, "terminated_by": "kill_switch"}, {"terminated_by": "overshoot", "warned": 1_000_001}, ROOM),
+    "an overshoot of this window becomes one of before": (FLAGGED, {"warned": 900_000}, ROOM),
+    "an overshoot becomes an owner's trip": (FLAGGED, {"terminated_by": "kill_switch"}, ""),
+    "a soft limit is told": (FLAGGED, {"warned": 1_500_001}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "rule"), LOOSER.values(), ids=LOOSER)
+@pytest.mark.parametrize("command", [None, "reset"])
+def test_no_trip_is_made_one_that_ends_by_itself(before, after, rule, command):
+    rows = Rows(s=before)
+    rows.put("s", **after)
+    if command:
+        rows.view.prove(by_owner(command))
+    says(rows.said(), "" if command else rule, "it would be tripped no more, and no owner says so")

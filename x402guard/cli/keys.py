@@ -105,7 +105,7 @@ def _of_before(was: str) -> str:
                 if funds is None or funds.balance:
                     amount = "unknown" if funds is None else f"${format_dollars(asset.value_nanos(funds.balance))}"
                     said.append(f"{amount} of {asset.symbol} on {asset.network}")
-    return f"{was} still has: {', '.join(said) or 'nothing that could be seen'}. Move it to the new address"
+    return f"{was} still has: {', '.join(said) or 'nothing that could be seen'}. Move it to the new address; reconcile tells of that transfer until it is acknowledged"
 
 
 @keys.command("report")

@@ -114,7 +114,8 @@ def set_budget(
         _make(session, f"${limit}", ledger)
     with Owner(ledger) as owner:
         row = owner.budget(session)
-        used = row.spent + row.held
+        begins = per is not None and row.per != f"{per} {tz}"  # what was captured before a new window counts in none
+        used = row.held if begins else row.spent + row.held
         before = LimitChange(row.id, row.name, row.kind, row.budget, limit, used, limit, row.state, row.reserve)
         if before.stops and not yes:
             asked = before.question()

@@ -18,7 +18,7 @@ from x402guard.kernel.rows import NOTHING, WALLET, Hold, Nanos, Node
 from x402guard.ledger.actions import Action
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import Delegation, read_delegation, standing_of
-from x402guard.ledger.owner import KEEP, change_payer, known_budget, set_limit
+from x402guard.ledger.owner import KEEP, change_payer, known_budget, restarted, set_limit
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.queries import STANDINGS, find_budget, last_nodes, nodes_of, standing
 from x402guard.ledger.questions import question_id
@@ -408,7 +408,8 @@ def limited(
     per, tz = restarts
     window = KEEP if per is None else check_window(per, tz)
     known_budget(view, node_id)
-    change = LimitChange.of(unlent(view, node_id), limit)
+    node = unlent(view, node_id)
+    change = LimitChange.of(node if window is KEEP else restarted(view, node, window), limit)
     if not stops and change.stops:
         raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
     set_limit(view, node_id, limit, by, window)

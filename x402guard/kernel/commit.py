@@ -282,12 +282,13 @@ def _check_node(changes: Changes, before: Node | None, after: Node) -> None:
         if after.last_ms != before.last_ms and not is_now and not (by_clock and after.last_ms <= before.last_ms):
             refuse("books", place, f"last_ms would be {after.last_ms}, and now is {changes.now.now_ms}")
         begins_ms = before.since_ms
-        if by_clock and after.window is not None and begins_ms > clock_ms:
+        if after.window is not None and (after.window != before.window or (by_clock and begins_ms > clock_ms)):
             begins_ms = window_start_ms(after.window, clock_ms)
         if after.since_ms not in (before.since_ms, begins_ms):
             refuse("books", place, f"its window began at {before.since_ms} and would begin at {after.since_ms}")
     expected = _past(changes, before, after)
-    if after.past != expected and not (by_clock and 0 <= after.past <= expected):
+    begins = before is not None and after.window != before.window and after.past == before.used - before.live
+    if after.past != expected and not begins and not (by_clock and 0 <= after.past <= expected):
         refuse("books", place, f"past would be {after.past}, and the windows work out {expected}")
     used, drawn, parent_id = after.captured + after.held + after.granted_out, after.granted_in, after.parent_id
     keeps = drawn > used and parent_id is not None and after.state is NodeState.OPEN and changes.lends(parent_id)
@@ -341,8 +342,7 @@ def room(changes: Changes) -> None:
             carriers.update(node.id for node in changes.path(move.after.node_id))
     for node_id, (before, after) in changes.nodes.items():
         place, left = f"node {node_id}", after.room
-        was_tripped = before is not None and before.state is NodeState.TRIPPED
-        if was_tripped and after.state is not NodeState.TRIPPED and (node_id, "reset") not in changes.commands:
+        if before is not None and _loosens(before, after) and (node_id, "reset") not in changes.commands:
             refuse("room", place, "it would be tripped no more, and no owner says so")
         if left is None or left >= 0 or after.kind is NodeKind.TOKENS:
             continue
@@ -356,6 +356,12 @@ def room(changes: Changes) -> None:
             refuse("room", place, f"it would be {-left} past its limit, and no bill or correction carries it")
         if after.state is not NodeState.TRIPPED:
             refuse("room", place, f"it would be {-left} past its limit, and not tripped")
+
+
+def _loosens(was: Node, now: Node) -> bool:
+    """True for a tripped node that is tripped no more, now or at the end of its window (see ``rolled``)."""
+    ends = now.terminated_by == "overshoot" and (was.terminated_by != "overshoot" or now.warned <= 10**6 < was.warned)
+    return was.state is NodeState.TRIPPED and (now.state is not NodeState.TRIPPED or ends)
 
 
 def _check_open(changes: Changes, move: Move) -> None:

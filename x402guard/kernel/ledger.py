@@ -41,11 +41,7 @@ class Rows(Protocol):
 
 
 class Loaded(Protocol):
-    """What a store has loaded for one decision: the rows for the check, and whatever else the room asks to see.
-
-    Times are in unix milliseconds: the store's clock, and the same but never below the last time of a node that was
-    loaded. The kernel sets ``forget``: hold → ``Unsigned``, or None.
-    """
+    """What a store has loaded for one decision (``ledger.view.Loaded``). The kernel sets ``forget``: hold → ``Unsigned``, or None."""
 
     before: Before
     clock_ms: int
@@ -70,11 +66,7 @@ class Signs(Protocol):
 
 
 class Work:
-    """All that happens inside of one transaction: load, propose, check, and hand the rows over to be written.
-
-    Attributes:
-        ended: the payments that the last run has ended.
-    """
+    """All that happens inside of one transaction: load, propose, check, hand over. *ended*: payments its last run has ended."""
 
     def __init__(self, ledger: Ledger, scope: Any, propose: Propose, lost: frozenset[str]) -> None:
         self._ledger, self._scope, self._propose, self._lost = ledger, scope, propose, lost

@@ -93,6 +93,13 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
     return opened
 
 
+def restarted(view: LedgerView, node: Node, window: Window | None) -> Node:
+    """Return a node whose spending restarts by a *window*: another one begins now, and what was captured before is past."""
+    if window is None or window == node.window:
+        return node
+    return replace(node, window=window, since_ms=window_start_ms(window, view.clock_ms), past=node.used - node.live)
+
+
 KEEP: Final = Window("day", "")
 """The window that a budget has."""
 
@@ -108,7 +115,8 @@ def change_payer(view: LedgerView, key: MarkKey, payer: Address, by: str) -> str
         raise ConfigError(f"keys rotate: there is nothing to change in this ledger: {what}")
     was = str(known["address"])
     view.prove(ByOwner(WALLET, "payer", by))
-    view.put_mark(key, {"address": payer, "before": [*known.get("before", ()), was]})
+    before = [each for each in dict.fromkeys((*known.get("before", ()), was)) if each.lower() != payer.lower()]
+    view.put_mark(key, {"address": payer, "before": before})
     view.record(WALLET, "event", facts={"name": "key_changed", "from": was, "to": payer, "by": by})
     return was
 
@@ -136,7 +144,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos | None, by: str, wind
     # Its process keeps asking for the limit that it had; if it has lowered it since the last change, for the new one.
     opened_with = before["was"] if before is not None and node.limit == before["is"] else node.limit
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
-    view.put_node(replace(view.node(node_id), limit=limit, window=restarts))
+    view.put_node(replace(restarted(view, view.node(node_id), restarts), limit=limit))
     forget_soft_limits(view, node_id)
     balance_grants(view, node_id)
     trip_exceeded(view, node_id)

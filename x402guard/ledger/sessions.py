@@ -16,7 +16,7 @@ from x402guard.kernel.rows import WALLET, Nanos, Node, NodeKind, NodeState, Per,
 from x402guard.kernel.windows import window_start_ms, zone_names
 from x402guard.ledger.budgets import balance_grants, trip_exceeded, unlent
 from x402guard.ledger.inputs import note_ignored
-from x402guard.ledger.owner import owner_mark
+from x402guard.ledger.owner import owner_mark, restarted
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 
@@ -80,8 +80,8 @@ def ensure_wallet(
     if limit is None or limit == wallet.limit or is_owners_limit(set_by_owner, limit, wallet.limit):
         return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
-        _refuse_below_used(view, wallet, limit, "budget")
-        view.put_node(replace(view.node(WALLET), window=window))
+        view.put_node(restarted(view, wallet, window))
+        _refuse_below_used(view, view.node(WALLET), limit, "budget")
         return _lower(view, view.node(WALLET), limit, {} if window is None else {"per": window.per, "tz": window.tz})
     raise ConfigError(
         f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "

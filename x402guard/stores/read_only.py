@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
+from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.view import Scope
 from x402guard.stores.checking import check_since
 from x402guard.stores.file_errors import (
@@ -153,19 +153,18 @@ class ReadOnlyStore(SqliteStore):
         target = target.resolve()
         if target.exists() or was_used(target):
             raise ConfigError(f"FILE: {target} is there already, or was a ledger; name a new file")
+        with unavailable("cannot write the copy", target):
+            os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         try:
             with unavailable("cannot write the copy", target):
-                os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 with self._connected() as source, closing(sqlite3.connect(target)) as copy:
                     source.backup(copy)
                     copy.execute("PRAGMA synchronous = FULL")
                     reached = Generation(*copy.execute(_REACHED).fetchone())
                 with closing(FileTurn(target)) as turn:
                     turn.note(reached)
-            copied = ReadOnlyStore(target)
-            for problem in copied.audit():
-                raise unsound(target, problem)
-        except X402GuardError:
+            _refuse_unsound(target)
+        except BaseException:
             for name in ("", "-wal", "-shm", "-lock", "-queue"):
                 Path(f"{target}{name}").unlink(missing_ok=True)
             raise
@@ -173,6 +172,11 @@ class ReadOnlyStore(SqliteStore):
     @override
     def close(self) -> None:
         self._closed = True
+
+
+def _refuse_unsound(copy: Path) -> None:
+    for problem in ReadOnlyStore(copy).audit():
+        raise unsound(copy, problem)
 
 
 _REACHED: Final = "SELECT n, spent + coalesce((SELECT live FROM nodes WHERE id = 'wallet'), 0) FROM generation"  # as a commit notes it

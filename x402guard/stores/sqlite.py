@@ -258,7 +258,13 @@ class SqliteStore(ShowsLife, SqlReads, GroupCommit):
     def upgrade(self) -> None:
         """Take the ledger to the newest version, wholly or not at all. Raises ``LedgerUnavailable``."""
         with unavailable("cannot upgrade the ledger", self._path):
-            self._in_turn(lambda: migrate(self._writer, self._version))
+            self._in_turn(self._upgrade)
+
+    def _upgrade(self) -> None:
+        self._check_file()
+        self._check_version()  # it may have been moved or upgraded meanwhile
+        if self._version < newest():
+            migrate(self._writer, self._version)
 
     def _refuse_if_older(self) -> None:
         behind = self._turn.generation().n - self._generation().n

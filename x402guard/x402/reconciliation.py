@@ -119,7 +119,7 @@ Unshown = Callable[[str], Mapping[str, Mapping[str, Any]]]
 """Returns the marks of payments that show no transaction, by what their keys begin with."""
 
 
-Waiting = Callable[[Asset], Iterable[tuple[OutgoingTransfer, frozenset[str]]]]
+Waiting = Callable[[Asset, Address], Iterable[tuple[OutgoingTransfer, frozenset[str]]]]
 """Returns the Transfers of a token that wait, each with the ids of the payments that it waits for."""
 
 
@@ -132,7 +132,7 @@ def reconcile_wallet(
     *,
     undecided: Callable[[], Sequence[Intent]] = tuple,
     unshown: Unshown = lambda _: {},
-    waiting: Waiting = lambda _: [],
+    waiting: Waiting = lambda *_: [],
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
@@ -151,7 +151,7 @@ def reconcile_wallet(
         return
     open_now, compares = undecided(), _Comparison(context, token, payer, result, unshown)
     told = _Told()
-    for transfer, waited_for in [*((each, None) for each in found.outgoing), *waiting(token)]:
+    for transfer, waited_for in [*((each, None) for each in found.outgoing), *waiting(token, payer)]:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
         may_be = {f"{intent.nonce:064x}" for intent in open_now if _may_be(transfer, intent, token)}
@@ -268,7 +268,7 @@ def _note_scan(token: Asset, payer: Address, after: int | None, found: Transfers
         for transfer in told.explained:
             note_explained(view, token, transfer)
         for transfer, hold_ids in told.waiting:
-            note_waiting(view, token, transfer, hold_ids)
+            note_waiting(view, token, payer, transfer, hold_ids)
         noted = [note_unexplained(view, token, transfer) for transfer in told.unexplained]
         rows = [row for row in noted if row is not None]
         if rows:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from x402guard.assets import Asset
 from x402guard.flow.ports import OutgoingTransfer
 from x402guard.kernel.change_set import MarkKey
+from x402guard.kernel.evm import Address
 from x402guard.kernel.given_back import proof_key
 from x402guard.kernel.rows import WALLET
 from x402guard.ledger.budgets import ACKNOWLEDGED, UNEXPLAINED
@@ -49,9 +50,11 @@ def note_unexplained(view: LedgerView, token: Asset, transfer: OutgoingTransfer)
     return row
 
 
-def note_waiting(view: LedgerView, token: Asset, transfer: OutgoingTransfer, hold_ids: Collection[str]) -> None:
-    """Record a Transfer that may have taken one of these payments, once the chain has decided them."""
-    _put(view, transfer_row(token, transfer), transfer, waits_for=hold_ids)
+def note_waiting(
+    view: LedgerView, token: Asset, payer: Address, transfer: OutgoingTransfer, hold_ids: Collection[str]
+) -> None:
+    """Record that a Transfer of *payer* may have taken one of these payments, once the chain has decided them."""
+    _put(view, {**transfer_row(token, transfer), "payer": payer}, transfer, waits_for=hold_ids)
 
 
 def _put(view: LedgerView, row: Mapping[str, Any], transfer: OutgoingTransfer, waits_for: Collection[str]) -> None:
@@ -62,15 +65,15 @@ def _put(view: LedgerView, row: Mapping[str, Any], transfer: OutgoingTransfer, w
     )
 
 
-def waiting_in(ledger: LedgerReads, token: Asset) -> list[tuple[OutgoingTransfer, frozenset[str]]]:
-    """Return the Transfers of a token that were recorded as waiting, each with the payments that it waits for."""
+def waiting_in(ledger: LedgerReads, token: Asset, payer: Address) -> list[tuple[OutgoingTransfer, frozenset[str]]]:
+    """Return the Transfers out of *payer* that were recorded as waiting, each with the payments that it waits for."""
     return [
         (
             OutgoingTransfer(row["transaction"], row["log"], row["payee"], int(row["atomic"]), row["block"]),
             frozenset(row["waits_for"]),
         )
         for row in ledger.marks("unexplained", f"{token.network}/").values()
-        if row.get("waits_for") and row["token"] == token.contract
+        if row.get("waits_for") and row["token"] == token.contract and row.get("payer", payer) == payer
     ]
 
 
@@ -86,7 +89,11 @@ def unexplained_in(ledger: LedgerReads) -> list[dict[str, Any]]:
     """Return the Transfers that no payment explains and no owner has acknowledged, the oldest first."""
     rows = sorted(ledger.marks("unexplained", "").values(), key=lambda row: (row["at_ms"], row["id"]))
     return [
-        {name: value for name, value in row.items() if name not in ("log", "by", "atomic", "block", "waits_for")}
+        {
+            name: value
+            for name, value in row.items()
+            if name not in ("log", "by", "atomic", "block", "payer", "waits_for")
+        }
         for row in rows
         if row["by"] is None and not row.get("waits_for") and not _is_proven(ledger, row)
     ]

@@ -128,3 +128,28 @@ def test_an_owner_gives_the_wallet_and_a_customer_a_window_and_takes_it_away(tmp
         ]
         assert owner.verify() == []
         assert owner.budget("wallet").remaining == Decimal("1.00"), "what was captured before counts in no window"
+
+
+def test_a_used_wallet_gets_a_window_in_which_nothing_was_spent_yet(tmp_path):
+    url = f"sqlite:///{tmp_path / 'x402guard.db'}"
+    with make_guard(url) as guard, guard.session("s", budget="$50.00") as session:
+        session.charge("x", "$30.00")
+        done = typed("budget", "set", "wallet", "20.00", "--per", "day", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "the wallet: no limit → $20.00, $20.00 left, open\n"), done.stderr
+        session.charge("x", "$5.00", arguments={"n": 2})
+        refused = typed("budget", "set", "wallet", "1.00", cwd=tmp_path)
+        assert (refused.returncode, "stops the wallet: $5.00 is used" in refused.stderr) == (2, True)
+    with Owner(url) as owner:
+        assert (owner.budget("wallet").remaining, owner.verify()) == (Decimal(15), [])
+        assert [each.kind for each in owner.report("wallet").view.marks if each.kind == "trip"] == []
+
+
+def test_a_setting_gives_a_used_wallet_its_first_limit_with_a_window(ledger_url):
+    store = open_store(ledger_url)
+    with make_guard(store) as guard, guard.session("s", budget="$50.00") as session:
+        session.charge("x", "$30.00")
+        with make_guard(store, budget=DAILY) as limited, limited.session("t", budget="$5.00") as other:
+            other.charge("x", "$1.00")
+            with pytest.raises(BudgetExhausted):
+                other.charge("x", "$0.01", arguments={"n": 2})
+    store.close()

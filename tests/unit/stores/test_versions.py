@@ -302,3 +302,27 @@ def test_a_ledger_of_version_1_is_used_as_it_is_and_upgraded_to_what_a_new_one_i
     with make_guard(f"sqlite:///{path}") as guard, guard.session("u", budget="$1.00") as session:
         session.charge("serp", "$0.01")
         assert guard.shell.store.audit() == []
+
+
+def test_what_was_moved_while_an_upgrade_began_stays_moved(closed, monkeypatch):
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT))
+    with closing(open_store(f"sqlite:///{closed}")) as store:
+        say(
+            closed,
+            "CREATE TABLE moved (url TEXT NOT NULL, is_copied INTEGER NOT NULL) STRICT",
+            "INSERT INTO moved VALUES ('postgresql:///x', 1)",
+            f"PRAGMA user_version = {MOVED}",
+        )
+        with pytest.raises(LedgerUnavailable, match="was moved to postgresql:///x"):
+            store.upgrade()
+    assert version(closed) == MOVED
+
+
+def test_two_upgrades_at_once_take_each_step_once(closed, monkeypatch):
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, NEXT, "UPDATE next SET n = n + 1;"))
+    stores = [open_store(f"sqlite:///{closed}") for _ in range(2)]
+    for store in stores:
+        store.upgrade()
+        store.close()
+    assert version(closed) == THIS + 2
+    assert say(closed, "SELECT count(*) FROM next") == [(1,)]
