@@ -25,6 +25,7 @@ from x402guard.flow.effects import Effect
 from x402guard.flow.ports import ChainQuestion
 from x402guard.kernel.rows import Delivery, HoldState
 from x402guard.stores import open_store
+from x402guard.stores.sqlite import SqliteStore
 from x402guard.testing import FacilitatorClient, Merchant, Offer, Route, Testnet
 
 ROOT = Path(__file__).parents[2]
@@ -329,6 +330,7 @@ def test_killed_at_any_step_of_reconciling_the_next_one_ends_it(zygote, tmp_path
         def copied(name):
             for end in ("", "-wal"):
                 shutil.copy(f"{world.path}{end}", f"{tmp_path / name}{end}")
+            SqliteStore(tmp_path / name, accept_file=True).close()  # each is the ledger of a life of its own
             return {"ledger": f"sqlite:///{tmp_path / name}", "task": "reconcile"}
 
         counted = world.live(**copied("whole.db")).steps

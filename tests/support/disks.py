@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.ledger import sealed
 from x402guard.kernel.rows import WALLET
-from x402guard.stores import open_store
+from x402guard.stores.sqlite import SqliteStore
 
 FULL = 2
 
@@ -62,7 +62,7 @@ def revived(path, database, log, image, clock):
     """Open the copy as the next process would, and hold it to what was promised; return what it counts (atomic units)."""
     path.write_bytes(database)
     Path(f"{path}-wal").write_bytes(log)
-    store = open_store(f"sqlite:///{path}", clock_ms=clock)
+    store = SqliteStore(path, clock_ms=clock, accept_file=True)  # as the disk itself after the cut
     try:
         check_journal(store)
         wallets = [node for node in store.nodes() if node.id == WALLET]
