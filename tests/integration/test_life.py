@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from tests.support.merchant import make_guard
 from x402guard import ConfigError, Owner
+from x402guard.http.rehearsal import RehearsedLedger
+from x402guard.stores import open_store
 
 _AGENT = """
 import sys, time
@@ -117,3 +119,17 @@ def test_a_guard_that_does_not_open_leaves_no_lock(tmp_path):
             make_guard(f"sqlite:///{path}", budget="$6.00")
         assert len(lives_of(path)) == 1
     assert lives_of(path) == []
+
+
+def test_a_rehearsal_makes_no_lock_and_removes_none(tmp_path):
+    """A dry run writes nothing: the free lock is what another container knows the end of the process by."""
+    path = tmp_path / "spend.db"
+    with agent(f"sqlite:///{path}") as process:
+        process.kill()
+        process.wait()
+    left = lives_of(path)
+    assert len(left) == 1
+    with closing(open_store(f"sqlite:///{path}", read_only=True)) as store:
+        with make_guard(RehearsedLedger(store)):
+            assert lives_of(path) == left
+        assert lives_of(path) == left

@@ -169,7 +169,7 @@ def _typed_path() -> str:
 
 
 def _meant(path: str, words: Sequence[str]) -> str:
-    """Return what somebody meant who typed these *words*, of which the command *path* takes some; "" if that is not known."""
+    """Return what typed *words* were meant as, of which the command *path* takes the first ones; "" if that is not known."""
     typed = path.split()[1:]
     rest = list(words[len(typed) :])
     if not typed and rest and rest[0].partition("=")[0] in _AFTER:

@@ -1,4 +1,4 @@
-"""Defines the commands ``keys new | import | address | report``. No key and no password is an argument."""
+"""Defines the commands ``keys new | import | address | rotate | report``. No key and no password is an argument."""
 
 from __future__ import annotations
 

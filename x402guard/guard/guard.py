@@ -288,9 +288,7 @@ class Guard(BudgetParent):
             transact_now(self.shell, scope, change)
         except BaseException:
             if self._life is not None:
-                self._life.close(
-                    ends=True
-                )  # no row names it, and a program that is started again and again leaves no files
+                self._life.close(ends=True)  # no row names it: else each failed start leaves a file
             raise
         gone = gone_instances(rows, now_ms, store.lives)
         for key in ended:

@@ -145,8 +145,9 @@ class Settings(BaseSettings):
 
     def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
         """Return the arguments for ``Guard``; without a signer unless it *pays*."""
-        for name, amount in (("budget", self.budget), ("session_budget", self.session_budget)):
-            if isinstance(amount, str) and not amount.strip().strip(" $0."):
+        wallet = self.budget.get("amount") if isinstance(self.budget, dict) else self.budget
+        for name, amount in (("budget", wallet), ("session_budget", self.session_budget)):
+            if amount is not None and not amount.strip().strip(" $0."):
                 raise ConfigError(f"{name}: {amount!r:.40} is a budget of nothing; {WITHOUT_SIGN}")
         return {
             "signer": self._signer() if pays else None,
@@ -330,9 +331,8 @@ def _toml(file: SettingsFile) -> dict[str, Any]:
         # Editors on Windows begin a file with a byte order mark, which tomllib does not know.
         return tomllib.loads(file.content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{file.path}: cannot be read: {str(error).replace('Cannot overwrite a value', 'a key is there twice')}"
-        ) from None
+        told = str(error).replace("Cannot overwrite a value", "a key is there twice")
+        raise ConfigError(f"{file.path}: cannot be read: {told}") from None
 
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:

@@ -81,6 +81,9 @@ class RehearsedLedger:
     def forget_opening(self, _node_id: str) -> None:
         """Forget nothing: the session is open for each change."""
 
+    def hold_life(self, _name: str) -> None:
+        """Make no lock, and remove none: others know by it that a process has ended."""
+
     def close(self) -> None:
         """Leave the store open."""
 

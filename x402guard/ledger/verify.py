@@ -286,10 +286,8 @@ def _window_fault(ledger: LedgerReads, node: Node, now_ms: int) -> str:
         return f"has a window that begins in {(node.since_ms - now_ms) // 3_600_000} hours"
     if node.since_ms > now_ms or node.since_ms <= _wrong_until_ms(ledger):
         return ""
-    lines, since_ms = (
-        fold_holds(entries).values(),
-        max(node.since_ms, set_ms),
-    )  # what was before a window counts in none
+    lines = fold_holds(entries).values()
+    since_ms = max(node.since_ms, set_ms)  # what was captured before a window was set counts in none
     counted = sum(_in_window(line, since_ms) for line in lines)
     if node.counted < counted:  # an entry has the time of the latest one before it, and its hold that of the clock
         counted = sum(_in_window(line, since_ms) for line in lines if not _closed_before(ledger, line, since_ms))

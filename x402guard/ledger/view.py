@@ -159,7 +159,7 @@ class Notice:
 _TOLD: Final = ("kind", "severity", "message", "session", "amount", "limit", "rule", "time")
 
 BY_WINDOW: Final = "the end of its window"
-"""Who resets a budget that an overshoot has tripped, in its journal: nobody but the calendar."""
+"""What a journal names in place of an owner, where a trip by an overshoot ends with the window."""
 
 
 class _Nodes(dict[str, Node]):

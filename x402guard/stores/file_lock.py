@@ -227,7 +227,7 @@ def lives(path: Path, name: str) -> bool | None:
     try:
         descriptor = os.open(_life_of(path, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return None  # also where there is no file: it goes after the end is written, or somebody has removed it
+        return None  # also where there is no file: it is removed after the end is written, or was removed by hand
     try:
         return not locks(descriptor)
     finally:

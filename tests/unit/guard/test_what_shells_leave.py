@@ -83,6 +83,13 @@ def test_a_limit_in_dollars_that_a_shell_has_made_nothing_is_refused(tmp_path, m
         load_settings().policy.build()
 
 
+def test_a_wallet_budget_of_nothing_by_the_month_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("X402GUARD_BUDGET", '{"amount": "0.00", "per": "month"}')
+    with pytest.raises(ConfigError, match=r"^budget: '0\.00' is a budget of nothing; write it without the \$"):
+        load_settings().guard_arguments(pays=False)
+
+
 @pytest.mark.parametrize("name", ["BUDGET", "SESSION_BUDGET"])
 @pytest.mark.parametrize("amount", ["0.00", "$0", "0", "0.00\r", "0\t"])
 def test_a_budget_of_nothing_in_the_settings_is_refused(tmp_path, monkeypatch, name, amount):
