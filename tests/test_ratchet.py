@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "x402guard"
 MOST_OF_THE_KERNEL = (2_500, 22)
 """Lines and files of ``kernel/``: no commit raises these."""
 
-FIGURES = {"lines outside testing/": 66750, "settings": 99, "kinds of marks": 61, "journal events": 49}
+FIGURES = {"lines outside testing/": 66749, "settings": 99, "kinds of marks": 61, "journal events": 49}
 
 
 @cache
